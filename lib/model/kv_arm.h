@@ -1,0 +1,83 @@
+// An arm: how the KV cache of a run is stored. Every arm (BF16, naive, QuaRot, KIVI, OSCAR, INT4,
+// ...) is a configuration of the same cache.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/tensor.h"
+#include "io/bundle_file.h"
+#include "model/config.h"
+#include "quant/codec.h"
+
+namespace oscar {
+
+enum class WindowMode { kExact, kServing };
+
+struct WindowSpec {
+  size_t sink = 64;     // first tokens kept in high precision
+  size_t recent = 256;  // last tokens kept in high precision
+  WindowMode mode = WindowMode::kExact;
+};
+
+// One side (K or V) of one layer.
+struct SideArm {
+  TensorF rotation;  // [1 or Hkv, D, D], empty = identity; x' = (x - mean) R
+  TensorF
+      mean;  // [Hkv, D], empty = none. K: nothing is added back; V: added once to the head's output
+  std::vector<std::shared_ptr<const Codec>> codecs;  // size 1 (shared) or Hkv
+  const Codec& codec(size_t kv_head) const { return *codecs[codecs.size() == 1 ? 0 : kv_head]; }
+  const float* rotation_of(size_t kv_head) const {
+    return rotation.empty() ? nullptr : rotation.at(rotation.shape[0] == 1 ? 0 : kv_head);
+  }
+  const float* mean_of(size_t kv_head) const { return mean.empty() ? nullptr : mean.at(kv_head); }
+};
+
+struct LayerArm {
+  SideArm k, v;
+};
+
+enum class HighPrecision {
+  kFp32,
+  kBf16
+};  // type of windows (and of everything, in a reference arm)
+
+struct KvArm {
+  std::string name;
+  bool quantized =
+      false;  // false: the whole cache is high precision (reference arm), layers is empty
+  HighPrecision high_precision = HighPrecision::kBf16;
+  WindowSpec windows;
+  std::vector<LayerArm> layers;  // [num_layers] when quantized
+  std::string bundle_sha256;     // of the file behind it, empty = none
+  double bits_nominal = 16.0;    // INT2 rows without windows
+};
+
+// First token after the INT2 range [sink, end) seen by the query at position t (exact windows):
+// keys j with sink <= j < end are read dequantized. token_block > 1 (KIVI keys): only whole blocks
+// counted from the sink are quantized.
+inline size_t quantized_end(const WindowSpec& windows, size_t t, size_t token_block = 1) {
+  const size_t seen = t + 1;
+  if (seen <= windows.sink + windows.recent) return windows.sink;
+  const size_t count = seen - windows.sink - windows.recent;
+  return windows.sink + count / token_block * token_block;
+}
+
+// Options that apply to the arms named on a command line.
+struct ArmOptions {
+  WindowSpec windows;
+  int group = 0;  // 0 = head_dim
+  MetaFormat meta = MetaFormat::kScaleMinFp16;
+};
+
+// Names: bf16, fp32, naive (INT2, no windows), naive-windows, quarot (Hadamard, no windows),
+// hadamard (windows, clip 0.96/0.92), kivi, int4, int8 (Hadamard, windows), and oscar,
+// oscar-centered, oscar-light, oscar-lean, oscar-best (need a bundle). bundle may be null for the
+// first group. Throws Error naming the arm, the bundle's model and the expected one when they do
+// not fit.
+KvArm make_arm(const std::string& name, const ModelConfig& config, const ArmOptions& options,
+               const Bundle* bundle);
+std::vector<std::string> arm_names();
+
+}  // namespace oscar

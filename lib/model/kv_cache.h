@@ -1,0 +1,45 @@
+// The KV cache of one sequence under one arm: BF16 sink and recent rows, packed rows for the rest,
+// paged by 64 tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "model/kv_arm.h"
+
+namespace oscar {
+
+inline constexpr size_t kPageTokens = 64;
+
+struct CacheCounters {
+  size_t tokens = 0;                 // in the cache
+  size_t tokens_int2_written = 0;    // (layer 0) tokens encoded so far
+  size_t tokens_int2_read = 0;       // (layer 0) sum over queries of dequantized keys seen
+  size_t tokens_high_precision = 0;  // tokens now held in high precision
+  size_t bytes_packed = 0;           // packed bytes really held, all layers and heads
+  size_t bytes_high_precision = 0;
+  EncodeStats encode;
+};
+
+class KvCache {
+ public:
+  // The arm must outlive the cache.
+  KvCache(const ModelConfig& config, std::shared_ptr<const KvArm> arm);
+  ~KvCache();
+  KvCache(KvCache&&) noexcept;
+  KvCache& operator=(KvCache&&) noexcept;
+
+  size_t length() const;
+  const KvArm& arm() const;
+  CacheCounters counters() const;
+  void clear();
+
+  struct State;  // defined in kv_cache.cpp's private header; used by attention
+  State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace oscar

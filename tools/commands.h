@@ -1,0 +1,7 @@
+// The subcommands: add_x(app) registers one subcommand with its options and callback; main.cpp
+// calls them in the order of the help text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace oscar {}  // namespace oscar

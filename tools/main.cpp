@@ -1,0 +1,31 @@
+// The executable `oscar`: a table of subcommands, version, and the one place where exceptions
+// become messages and exit codes.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "tools/commands.h"
+#include "tools/console.h"
+#include "tools/version.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"oscar: 2-bit KV caches, calibrated and measured", "oscar"};
+  app.set_version_flag("--version", [] { return oscar::version_text(); });
+  app.require_subcommand(1);
+  // Table of subcommands, in the order of the help text.
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? oscar::kExitOk : oscar::kExitFailed;
+  } catch (const oscar::Interrupted&) {
+    fmt::print(stderr, "oscar: interrupted\n");
+    return oscar::kExitFailed;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "oscar: {}\n", error.what());
+    return oscar::kExitFailed;
+  }
+  return oscar::exit_code();
+}
