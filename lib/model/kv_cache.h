@@ -30,10 +30,22 @@ class KvCache {
   KvCache(KvCache&&) noexcept;
   KvCache& operator=(KvCache&&) noexcept;
 
+  // Tokens appended to the last layer. During a forward pass earlier layers are already longer.
   size_t length() const;
   const KvArm& arm() const;
   CacheCounters counters() const;
   void clear();
+
+  // A second cache with the same content, for scoring several continuations of one prefix: pages
+  // are shared and copied when one side writes into them. The counters continue from here.
+  KvCache fork() const;
+  // Forgets all tokens from `length` on, in every layer. Throws Error when exact windows would need
+  // high-precision rows that were already packed (use fork before appending instead).
+  void truncate(size_t length);
+  // Serving windows only: true makes every call count as decode steps, token by token, also when it
+  // brings several tokens (teacher-forced scoring of a continuation). Default false: several tokens
+  // = one prefill chunk.
+  void set_append_as_decode(bool decode);
 
   struct State;  // defined in kv_cache.cpp's private header; used by attention
   State& state() { return *state_; }

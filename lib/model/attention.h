@@ -1,0 +1,27 @@
+// Causal attention over a KV cache that is filled by the same call: one code path for every arm,
+// for prefill and for decode.
+#pragma once
+
+#include <cstddef>
+
+#include "model/kv_cache.h"
+
+namespace oscar {
+
+// Appends the keys and values of `num_tokens` (>= 1) new tokens to `layer` of the cache, packs what
+// leaves the high-precision windows, and attends causally with the new queries. The position of the
+// first new token is the number of tokens that were appended to this layer before.
+//   q    [num_tokens, num_heads, D] after RoPE, not scaled (the softmax scale D^-0.5 is applied
+//   here)
+//   k, v [num_tokens, num_kv_heads, D]
+//   o    [num_tokens, num_heads, D] attention outputs before W_O, in the model's own coordinates
+//        (rotation undone, value mean added)
+//   lse  [num_tokens, num_heads] log-sum-exp (nats) of the scaled scores; may be null
+// Accumulates in float32. With exact windows each output row has the same bits however the tokens
+// were split into calls, and for any thread count. Serving windows: a call with several tokens is a
+// prefill chunk, a call with one token is a decode step (see KvCache::set_append_as_decode).
+// Throws Error naming layer, head and token when a key or value is not finite.
+void append_and_attend(KvCache& cache, size_t layer, size_t num_tokens, const float* q,
+                       const float* k, const float* v, float* o, float* lse);
+
+}  // namespace oscar
