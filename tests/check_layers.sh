@@ -27,7 +27,7 @@ third_party() {
   [ -z "$found" ] || report "<$1> is allowed only in $2:
 $found"
 }
-third_party 'hdf5' 'lib/io/hdf5_file\.(h|cpp)'
+third_party 'hdf5' 'lib/io/hdf5_file[a-z_]*\.(h|cpp)'
 third_party 'Eigen/' 'lib/linalg/[a-z0-9_]*\.cpp'
 third_party 'cblas' 'lib/(linalg|model)/[a-z0-9_]*\.cpp'
 third_party 'nlohmann/' '(lib/io|tools)/[a-z0-9_]*\.cpp|lib/(model|calib|eval|report)/[a-z0-9_]*\.cpp'

@@ -30,7 +30,8 @@ struct CaptureInfo {
 };
 
 // Appends sequences; resumable: opening an unfinished file of the same provenance continues after
-// its last whole sequence.
+// its last whole sequence. The unfinished file is flushed after each sequence and can be read under
+// its own name (<path>.part), also after the process was killed.
 class CaptureWriter {
  public:
   // Writes to `path` + ".part" until finish() renames it. Throws Error when an existing .part was
@@ -38,9 +39,12 @@ class CaptureWriter {
   CaptureWriter(const std::string& path, const CaptureInfo& info);
   ~CaptureWriter();
   size_t sequences_done() const;
+  // Token ids of the sequences already whole, so that a resuming caller can check its text.
+  std::vector<int32_t> token_ids_done() const;
   // Token ids of the next sequence; then append() once for every layer; then end_sequence().
   void begin_sequence(const std::vector<int32_t>& token_ids);
   // q [T, Hq, D], k, v [T, Hkv, D], o [T, Hq, D] or null; T = number of token ids given.
+  // Throws Error naming layer, tensor, token and head when a value is not finite.
   void append(int64_t layer, const float* q, const float* k, const float* v, const float* o);
   void end_sequence();
   void finish();
@@ -50,15 +54,26 @@ class CaptureWriter {
   std::unique_ptr<State> state_;
 };
 
+enum class CaptureTensor { kQ, kK, kV, kO };
+const char* tensor_name(CaptureTensor tensor);  // "q", "k", "v", "o"
+
 class CaptureReader {
  public:
+  // Checks format, geometry, every shape against the attributes and the file size.
   explicit CaptureReader(const std::string& path);
   ~CaptureReader();
   const CaptureInfo& info() const;
-  std::vector<int64_t> layers() const;
+  const std::string& path() const;
+  std::vector<int64_t> layers() const;                   // ascending
   const std::vector<int64_t>& sequence_offsets() const;  // [num_sequences + 1]
   const std::vector<int32_t>& token_ids() const;
-  // Reads tokens [begin, end) of one tensor ("q", "k", "v", "o") as float32.
+  size_t num_heads(CaptureTensor tensor) const;  // of that tensor: Hq or Hkv
+  // Reads tokens [begin, end) of one tensor as float32 [end - begin, heads, D]. Not thread-safe
+  // (converts in parallel). Throws Error on a range outside the file; values are not checked.
+  void read_into(int64_t layer, CaptureTensor tensor, int64_t begin, int64_t end,
+                 float* destination) const;
+  std::vector<float> read(int64_t layer, CaptureTensor tensor, int64_t begin, int64_t end) const;
+  // The same by name: "q", "k", "v", "o".
   std::vector<float> read(int64_t layer, const std::string& tensor, int64_t begin,
                           int64_t end) const;
 
