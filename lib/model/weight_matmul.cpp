@@ -1,0 +1,333 @@
+#include "model/weight_matmul.h"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/float16.h"
+#include "base/parallel.h"
+#include "model/weight_kernels.h"
+#include "model/weight_matmul_dnnl.h"
+
+namespace oscar {
+namespace {
+
+constexpr size_t kTokenBlock = 2048;  // tokens whose panels are kept at a time (bounds the scratch)
+constexpr size_t kBlockSteps = 384;   // steps of a panel pair: tokens in L1, weights in L2
+constexpr size_t kTileRows = 64;      // weight rows expanded at a time
+constexpr size_t kFewRows = 1024;     // up to here tiles are halved, so that threads stay balanced
+constexpr size_t kDnnlTokens = 256, kDnnlRows = 128;  // one oneDNN call
+
+size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Grow-only memory on cache-line boundaries.
+class Scratch {
+ public:
+  uint32_t* get(size_t elements) {
+    if (elements > capacity_) {
+      memory_.reset(static_cast<uint32_t*>(::operator new(elements * 4, std::align_val_t{64})));
+      capacity_ = elements;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(uint32_t* pointer) const { ::operator delete(pointer, std::align_val_t{64}); }
+  };
+  std::unique_ptr<uint32_t, Free> memory_;
+  size_t capacity_ = 0;
+};
+
+const WeightKernels* kernels_fp32() {
+  if (cpu_features().avx512) return &weight_kernels_avx512();
+  return cpu_features().avx2 ? &weight_kernels_avx2() : nullptr;
+}
+const WeightKernels* kernels_bf16() {
+  return cpu_features().avx512_bf16 ? &weight_kernels_avx512bf16() : nullptr;
+}
+
+StoredRows stored(const WeightMatrix& weight) {
+  return {weight.type, weight.bytes, row_bytes(weight.type, weight.columns), weight.columns};
+}
+
+// One piece of work: rows [begin, end) of a job.
+struct Tile {
+  const MatmulJob* job;
+  size_t begin, end;
+};
+
+std::vector<Tile> cut(std::span<const MatmulJob> jobs, size_t tile_rows) {
+  std::vector<Tile> tiles;
+  for (const MatmulJob& job : jobs) {
+    for (size_t row = 0; row < job.weight->rows; row += tile_rows)
+      tiles.push_back({&job, row, std::min(job.weight->rows, row + tile_rows)});
+  }
+  return tiles;
+}
+
+size_t total_rows(std::span<const MatmulJob> jobs) {
+  size_t rows = 0;
+  for (const MatmulJob& job : jobs) rows += job.weight->rows;
+  return rows;
+}
+
+const float* bias_at(const Tile& tile) {
+  return tile.job->bias == nullptr ? nullptr : tile.job->bias + tile.begin;
+}
+
+// ---- matrix-vector
+
+void run_gemv(const WeightKernels& kernels, std::span<const MatmulJob> jobs, const float* x,
+              size_t tokens) {
+  // Pieces of about 32 KiB of stored weights: many enough to balance, large enough to stream.
+  const size_t bytes = row_bytes(jobs[0].weight->type, jobs[0].weight->columns);
+  const std::vector<Tile> tiles = cut(jobs, std::clamp<size_t>(32768 / bytes, 8, 256));
+  parallel_for(tiles.size(), [&](size_t item) {
+    const Tile& tile = tiles[item];
+    kernels.gemv({.weight = stored(*tile.job->weight),
+                  .row_begin = tile.begin,
+                  .row_end = tile.end,
+                  .x = x,
+                  .tokens = tokens,
+                  .bias = tile.job->bias,
+                  .out = tile.job->out,
+                  .out_stride = tile.job->weight->rows});
+  });
+}
+
+// ---- panels
+
+struct TokenPanels {
+  const uint32_t* panels;
+  size_t stride;  // elements from one panel to the next
+  size_t tokens, token_begin;
+};
+
+void multiply_tile(const GemmKernels& gemm, const Tile& tile, const TokenPanels& x) {
+  thread_local Scratch scratch;
+  const WeightMatrix& weight = *tile.job->weight;
+  const size_t unit_steps = kColumnUnit / gemm.columns_per_step;
+  const size_t block_units = kBlockSteps / unit_steps;
+  const size_t units = ceil_div(weight.columns, kColumnUnit);
+  const size_t num_panels = ceil_div(tile.end - tile.begin, gemm.row_width);
+  const size_t panel_size = kBlockSteps * gemm.row_width;
+  uint32_t* panels = scratch.get(num_panels * panel_size);
+  for (size_t unit = 0; unit < units; unit += block_units) {
+    const size_t count = std::min(block_units, units - unit);
+    for (size_t p = 0; p < num_panels; ++p) {
+      gemm.pack_weights({.weight = stored(weight),
+                         .row_begin = tile.begin + p * gemm.row_width,
+                         .row_end = tile.end,
+                         .unit_begin = unit,
+                         .unit_count = count,
+                         .panel = panels + p * panel_size});
+    }
+    const bool last = unit + count == units;
+    for (size_t t = 0; t < x.tokens; t += gemm.token_width) {
+      for (size_t p = 0; p < num_panels; ++p) {
+        const size_t row = tile.begin + p * gemm.row_width;
+        const float* bias = bias_at(tile);
+        gemm.multiply(
+            {.weights = panels + p * panel_size,
+             .tokens = x.panels + t / gemm.token_width * x.stride +
+                       unit * unit_steps * gemm.token_width,
+             .steps = count * unit_steps,
+             .num_tokens = std::min(gemm.token_width, x.tokens - t),
+             .num_rows = std::min(gemm.row_width, tile.end - row),
+             .accumulate = unit > 0,
+             .bias = last && bias != nullptr ? bias + p * gemm.row_width : nullptr,
+             .out = tile.job->out + (x.token_begin + t) * weight.rows + row,
+             .out_stride = weight.rows});
+      }
+    }
+  }
+}
+
+void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const float* x,
+                size_t tokens) {
+  thread_local Scratch scratch;
+  const size_t columns = jobs[0].weight->columns;
+  const size_t steps = ceil_div(columns, kColumnUnit) * (kColumnUnit / gemm.columns_per_step);
+  const size_t stride = steps * gemm.token_width;
+  const std::vector<Tile> tiles =
+      cut(jobs, total_rows(jobs) <= kFewRows ? kTileRows / 2 : kTileRows);
+  for (size_t begin = 0; begin < tokens; begin += kTokenBlock) {
+    const size_t count = std::min(kTokenBlock, tokens - begin);
+    const size_t num_panels = ceil_div(count, gemm.token_width);
+    // Slack behind each panel is the start of the next one, so panels of one piece of work are
+    // packed in order, and each piece has its own slack behind it.
+    const size_t panel_stride = stride + gemm.token_slack;
+    uint32_t* panels = scratch.get(num_panels * panel_stride);
+    parallel_for(num_panels, [&](size_t p) {
+      const size_t t = begin + p * gemm.token_width;
+      gemm.pack_tokens({.x = x + t * columns,
+                        .x_stride = columns,
+                        .tokens = std::min(gemm.token_width, begin + count - t),
+                        .columns = columns,
+                        .panel = panels + p * panel_stride});
+    });
+    const TokenPanels packed{panels, panel_stride, count, begin};
+    parallel_for(tiles.size(),
+                 [&](size_t item) { multiply_tile(gemm, tiles[item], packed); });
+  }
+}
+
+// ---- reference: dequantize and OpenBLAS
+
+void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t tokens) {
+  static std::once_flag once;
+  std::call_once(once, [] { openblas_set_num_threads(1); });
+  const std::vector<Tile> tiles = cut(jobs, kTileRows);
+  parallel_for(tiles.size(), [&](size_t item) {
+    thread_local std::vector<float> expanded;
+    const Tile& tile = tiles[item];
+    const WeightMatrix& weight = *tile.job->weight;
+    const size_t rows = tile.end - tile.begin, columns = weight.columns;
+    expanded.resize(rows * columns);
+    for (size_t r = 0; r < rows; ++r)
+      dequantize_row(weight.type, weight.row(tile.begin + r), columns,
+                     expanded.data() + r * columns);
+    float* out = tile.job->out + tile.begin;
+    const float* bias = bias_at(tile);
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t r = 0; r < rows; ++r)
+        out[t * weight.rows + r] = bias == nullptr ? 0.0F : bias[r];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(tokens),
+                static_cast<blasint>(rows), static_cast<blasint>(columns), 1.0F, x,
+                static_cast<blasint>(columns), expanded.data(), static_cast<blasint>(columns), 1.0F,
+                out, static_cast<blasint>(weight.rows));
+  });
+}
+
+// ---- oneDNN
+
+// Rows [begin, end) of the matrix rounded to bf16.
+void expand_bf16(const WeightMatrix& weight, size_t begin, size_t end, uint16_t* out) {
+  std::vector<float> row(weight.columns);
+  for (size_t r = begin; r < end; ++r) {
+    expand_weight_row(weight, r, row.data());
+    float_to_bf16(row.data(), weight.columns, out + (r - begin) * weight.columns);
+  }
+}
+
+void run_dnnl(std::span<const MatmulJob> jobs, const float* x, size_t tokens) {
+  const size_t columns = jobs[0].weight->columns;
+  // Whole blocks of kDnnlTokens, the last one padded with zeros: always the same primitive, so that
+  // a token's result does not depend on how many others there are.
+  const size_t blocks = ceil_div(tokens, kDnnlTokens), tail = (blocks - 1) * kDnnlTokens;
+  std::vector<uint16_t> rounded(blocks * kDnnlTokens * columns, 0);
+  parallel_for(tokens, [&](size_t t) {
+    float_to_bf16(x + t * columns, columns, rounded.data() + t * columns);
+  });
+  const std::vector<Tile> tiles = cut(jobs, kDnnlRows);
+  parallel_for(tiles.size(), [&](size_t item) {
+    const Tile& tile = tiles[item];
+    const WeightMatrix& weight = *tile.job->weight;
+    const size_t rows = tile.end - tile.begin;
+    thread_local std::vector<uint16_t> expanded;
+    thread_local std::vector<float> last;
+    expanded.resize(rows * columns);
+    expand_bf16(weight, tile.begin, tile.end, expanded.data());
+    const float* bias = bias_at(tile);
+    for (size_t t = 0; t < tokens; t += kDnnlTokens) {
+      const bool padded = t == tail && tokens % kDnnlTokens != 0;
+      float* out = tile.job->out + t * weight.rows + tile.begin;
+      if (padded) last.resize(kDnnlTokens * weight.rows);
+      dnnl_matmul({.x = rounded.data() + t * columns,
+                   .weights = expanded.data(),
+                   .tokens = kDnnlTokens,
+                   .rows = rows,
+                   .columns = columns,
+                   .out = padded ? last.data() : out,
+                   .out_stride = weight.rows});
+      for (size_t i = 0; i < std::min(kDnnlTokens, tokens - t); ++i) {
+        float* line = out + i * weight.rows;
+        if (padded) std::copy_n(last.data() + i * weight.rows, rows, line);
+        for (size_t r = 0; bias != nullptr && r < rows; ++r) line[r] += bias[r];
+      }
+    }
+  });
+}
+
+void check_jobs(std::span<const MatmulJob> jobs) {
+  for (const MatmulJob& job : jobs) {
+    OSCAR_CHECK(job.weight->present(), "weight ", job.weight->name, " is absent");
+    OSCAR_CHECK(job.weight->columns == jobs[0].weight->columns, "weight ", job.weight->name,
+                ": expected ", jobs[0].weight->columns, " columns, got ", job.weight->columns);
+  }
+}
+
+MatmulBackend choose(Compute compute) {
+  if (compute == Compute::kFp32)
+    return kernels_fp32() != nullptr ? MatmulBackend::kSimd : MatmulBackend::kReference;
+  // The tile unit is several times faster than AVX512-BF16, and only oneDNN drives it.
+  const bool own = kernels_bf16() != nullptr && !(cpu_features().amx_bf16 && dnnl_built());
+  return own ? MatmulBackend::kSimd : MatmulBackend::kOneDnn;
+}
+
+}  // namespace
+
+void weight_matmul(std::span<const MatmulJob> jobs, const float* x, size_t tokens, Compute compute,
+                   MatmulBackend backend) {
+  if (jobs.empty() || tokens == 0) return;
+  check_jobs(jobs);
+  const bool automatic = backend == MatmulBackend::kAuto;
+  if (automatic) backend = choose(compute);
+  const WeightKernels* fp32 = kernels_fp32();
+  if ((automatic || backend == MatmulBackend::kSimd) && tokens <= kGemvTokens && fp32 != nullptr)
+    return run_gemv(*fp32, jobs, x, tokens);
+  if (backend == MatmulBackend::kReference) {
+    OSCAR_CHECK(compute == Compute::kFp32, "the reference backend multiplies in float32 only");
+    return run_reference(jobs, x, tokens);
+  }
+  if (backend == MatmulBackend::kOneDnn) {
+    OSCAR_CHECK(compute == Compute::kBf16, "the oneDNN backend multiplies in bf16 only");
+    return run_dnnl(jobs, x, tokens);
+  }
+  const WeightKernels* kernels = compute == Compute::kFp32 ? fp32 : kernels_bf16();
+  OSCAR_CHECK(kernels != nullptr, "this CPU lacks the instructions of the SIMD backend (",
+              simd_name(), ")");
+  run_panels(kernels->gemm, jobs, x, tokens);
+}
+
+void check_compute_supported(Compute compute) {
+  if (compute == Compute::kFp32 || choose(compute) == MatmulBackend::kSimd) return;
+  std::vector<uint16_t> x(32, 0);
+  float out = 0.0F;
+  dnnl_matmul({.x = x.data(),
+               .weights = x.data(),
+               .tokens = 1,
+               .rows = 1,
+               .columns = x.size(),
+               .out = &out,
+               .out_stride = 1});
+}
+
+const char* matmul_backend_name(Compute compute) {
+  switch (choose(compute)) {
+    case MatmulBackend::kSimd:
+      if (compute == Compute::kBf16) return "avx512_bf16";
+      return cpu_features().avx512 ? "avx512" : "avx2";
+    case MatmulBackend::kOneDnn: return "onednn";
+    default: return "openblas";
+  }
+}
+
+void expand_weight_row(const WeightMatrix& weight, size_t index, float* out) {
+  const WeightKernels* kernels = kernels_fp32();
+  if (kernels != nullptr && weight.columns % kColumnUnit == 0) {
+    kernels->expand(stored(weight), index, 0, weight.columns / kColumnUnit, out);
+  } else {
+    dequantize_row(weight.type, weight.row(index), weight.columns, out);
+  }
+}
+
+}  // namespace oscar
