@@ -8,14 +8,10 @@
 #include <vector>
 
 #include "model/kv_cache.h"
+#include "model/weight_matmul.h"
 #include "model/weights.h"
 
 namespace oscar {
-
-enum class Compute {
-  kFp32,
-  kBf16
-};  // GEMM precision: OpenBLAS float32 | bf16 inputs, float32 accumulation (oneDNN)
 
 // Attention inputs and outputs of one layer for one sequence's new tokens, as seen after RoPE
 // (formats.md 0). Valid during the call only.

@@ -37,10 +37,10 @@ inline __m256i nibbles16(const uint8_t* source) {
 }
 // Byte i = 16 when bit i of `bits` is set, else 0.
 inline __m256i fifth_bits(uint32_t bits) {
-  const __m256i spread = _mm256_shuffle_epi8(
-      _mm256_set1_epi32(static_cast<int>(bits)),
-      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3,
-                       3, 3, 3, 3, 3, 3));
+  const __m256i spread =
+      _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)),
+                          _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
+                                           2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
   const __m256i select = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ULL));
   const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, select), select);
   return _mm256_and_si256(set, _mm256_set1_epi8(16));
@@ -160,19 +160,18 @@ struct DecodeQ6_K {
     const __m256i low = _mm256_and_si256(
         _mm256_srl_epi16(load32(low_bytes), _mm_cvtsi32_si128(quarter < 2 ? 0 : 4)),
         _mm256_set1_epi8(15));
-    const __m256i high = _mm256_and_si256(
-        _mm256_srl_epi16(load32(block + 128 + half * 32),
-                         _mm_cvtsi32_si128(static_cast<int>(2 * quarter))),
-        _mm256_set1_epi8(3));
-    const __m256i q = _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)),
-                                      _mm256_set1_epi8(32));
+    const __m256i high =
+        _mm256_and_si256(_mm256_srl_epi16(load32(block + 128 + half * 32),
+                                          _mm_cvtsi32_si128(static_cast<int>(2 * quarter))),
+                         _mm256_set1_epi8(3));
+    const __m256i q =
+        _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)), _mm256_set1_epi8(32));
     Simd::from_i8(q, out);
     const float d = half_at(block + 208);
     for (size_t i = 0; i < kUnitVecs; ++i) {
       const size_t sixteenth = i * kLanes / 16;  // the scales cover 16 weights each
       const uint8_t scale = block[192 + half * 8 + quarter * 2 + sixteenth];
-      out[i] = Simd::mul(
-          out[i], Simd::set1(d * static_cast<float>(static_cast<int8_t>(scale))));
+      out[i] = Simd::mul(out[i], Simd::set1(d * static_cast<float>(static_cast<int8_t>(scale))));
     }
   }
 };
@@ -181,22 +180,42 @@ struct DecodeQ6_K {
 template <class Body>
 inline void with_decoder(WeightType type, const Body& body) {
   switch (type) {
-    case WeightType::kF32: return body(DecodeF32{});
-    case WeightType::kF16: return body(DecodeF16{});
-    case WeightType::kBF16: return body(DecodeBF16{});
-    case WeightType::kQ4_0: return body(DecodeQ4_0{});
-    case WeightType::kQ4_1: return body(DecodeQ4_1{});
-    case WeightType::kQ5_0: return body(DecodeQ5_0{});
-    case WeightType::kQ5_1: return body(DecodeQ5_1{});
-    case WeightType::kQ8_0: return body(DecodeQ8_0{});
-    case WeightType::kQ4_K: return body(DecodeQ4_K{});
-    case WeightType::kQ5_K: return body(DecodeQ5_K{});
-    case WeightType::kQ6_K: return body(DecodeQ6_K{});
+    case WeightType::kF32:
+      return body(DecodeF32{});
+    case WeightType::kF16:
+      return body(DecodeF16{});
+    case WeightType::kBF16:
+      return body(DecodeBF16{});
+    case WeightType::kQ4_0:
+      return body(DecodeQ4_0{});
+    case WeightType::kQ4_1:
+      return body(DecodeQ4_1{});
+    case WeightType::kQ5_0:
+      return body(DecodeQ5_0{});
+    case WeightType::kQ5_1:
+      return body(DecodeQ5_1{});
+    case WeightType::kQ8_0:
+      return body(DecodeQ8_0{});
+    case WeightType::kQ4_K:
+      return body(DecodeQ4_K{});
+    case WeightType::kQ5_K:
+      return body(DecodeQ5_K{});
+    case WeightType::kQ6_K:
+      return body(DecodeQ6_K{});
   }
 }
 
-// A partial unit exists only for the types without blocks: its columns are copied into a zeroed
-// unit, which is then decoded like any other.
+// A partial unit exists only for the types without blocks.
+template <class Decoder>
+inline constexpr bool kPartialUnits = false;
+template <>
+inline constexpr bool kPartialUnits<DecodeF32> = true;
+template <>
+inline constexpr bool kPartialUnits<DecodeF16> = true;
+template <>
+inline constexpr bool kPartialUnits<DecodeBF16> = true;
+
+// The last columns are copied into a zeroed unit, which is then decoded like any other.
 inline size_t element_bytes(WeightType type) { return type == WeightType::kF32 ? 4 : 2; }
 struct TailUnit {
   alignas(64) uint8_t bytes[kColumnUnit * 4] = {};

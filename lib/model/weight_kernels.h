@@ -36,8 +36,8 @@ inline constexpr size_t kColumnUnit = 32;
 struct PackTokensArgs {
   const float* x;  // [tokens, x_stride]
   size_t x_stride;
-  size_t tokens;   // <= token_width; missing ones become zeros
-  size_t columns;  // unpadded
+  size_t tokens;    // <= token_width; missing ones become zeros
+  size_t columns;   // unpadded
   uint32_t* panel;  // [steps][token_width], with token_slack elements of room behind it
 };
 
@@ -73,9 +73,6 @@ struct GemmKernels {
 
 struct WeightKernels {
   void (*gemv)(const GemvArgs&);
-  // Expands columns [32 unit_begin, ...) of one row; exactly the values of dequantize_row.
-  void (*expand)(const StoredRows& weight, size_t row, size_t unit_begin, size_t unit_count,
-                 float* out);
   GemmKernels gemm;
 };
 

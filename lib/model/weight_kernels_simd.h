@@ -32,12 +32,14 @@ void gemv_tokens(const GemvArgs& args, size_t token_begin) {
           sums[t][i % 2] = Simd::fma(w[i], Simd::load(x_unit + i * kLanes), sums[t][i % 2]);
       }
     }
-    if (tail > 0) {
-      const TailUnit last(weight, row);
-      Decoder::unit(last.bytes, 0, w);
-      for (size_t t = 0; t < kTokens; ++t)
-        for (size_t i = 0; i < kUnitVecs; ++i)
-          sums[t][i % 2] = Simd::fma(w[i], Simd::load(x_tail[t] + i * kLanes), sums[t][i % 2]);
+    if constexpr (kPartialUnits<Decoder>) {
+      if (tail > 0) {
+        const TailUnit last(weight, row);
+        Decoder::unit(last.bytes, 0, w);
+        for (size_t t = 0; t < kTokens; ++t)
+          for (size_t i = 0; i < kUnitVecs; ++i)
+            sums[t][i % 2] = Simd::fma(w[i], Simd::load(x_tail[t] + i * kLanes), sums[t][i % 2]);
+      }
     }
     const float bias = args.bias == nullptr ? 0.0F : args.bias[r];
     for (size_t t = 0; t < kTokens; ++t)
@@ -56,31 +58,6 @@ void gemv(const GemvArgs& args) {
       t += 2;
     }
     if (args.tokens - t == 1) gemv_tokens<Decoder, 1>(args, t);
-  });
-}
-
-template <class Decoder>
-void expand_units(const StoredRows& weight, size_t row_index, size_t unit_begin, size_t unit_count,
-                  float* out) {
-  const uint8_t* row = weight.bytes + row_index * weight.row_bytes;
-  const size_t whole = weight.columns / kColumnUnit;
-  Vec w[kUnitVecs];
-  for (size_t u = unit_begin; u < unit_begin + unit_count; ++u) {
-    if (u < whole) {
-      Decoder::unit(row, u, w);
-    } else {
-      const TailUnit last(weight, row);
-      Decoder::unit(last.bytes, 0, w);
-    }
-    for (size_t i = 0; i < kUnitVecs; ++i) Simd::store(out + i * kLanes, w[i]);
-    out += kColumnUnit;
-  }
-}
-
-void expand(const StoredRows& weight, size_t row, size_t unit_begin, size_t unit_count,
-            float* out) {
-  with_decoder(weight.type, [&](auto decoder) {
-    expand_units<decltype(decoder)>(weight, row, unit_begin, unit_count, out);
   });
 }
 
@@ -118,12 +95,27 @@ void pack_tokens(const PackTokensArgs& args) {
         std::memcpy(rows[t], source, count * sizeof(float));
       }
     }
-    pack_unit(rows[0], kColumnUnit,
-              args.panel + column / Element::kColumns * Simd::kTokenWidth, Simd::kTokenWidth);
+    pack_unit(rows[0], kColumnUnit, args.panel + column / Element::kColumns * Simd::kTokenWidth,
+              Simd::kTokenWidth);
   }
 }
 
 inline constexpr size_t kRowWidth = 2 * kLanes;
+
+template <class Decoder>
+void expand_unit(const StoredRows& weight, size_t row_index, size_t unit, float* out) {
+  const uint8_t* row = weight.bytes + row_index * weight.row_bytes;
+  Vec w[kUnitVecs];
+  if (unit < weight.columns / kColumnUnit) {
+    Decoder::unit(row, unit, w);
+  } else if constexpr (kPartialUnits<Decoder>) {
+    const TailUnit last(weight, row);
+    Decoder::unit(last.bytes, 0, w);
+  } else {
+    return;  // whole blocks have whole units
+  }
+  for (size_t i = 0; i < kUnitVecs; ++i) Simd::store(out + i * kLanes, w[i]);
+}
 
 template <class Decoder>
 void pack_weight_rows(const PackWeightsArgs& args) {
@@ -132,7 +124,7 @@ void pack_weight_rows(const PackWeightsArgs& args) {
     const size_t begin = args.row_begin + group * kLanes;
     for (size_t u = 0; u < args.unit_count; ++u) {
       for (size_t r = 0; r < kLanes && begin + r < args.row_end; ++r)
-        expand_units<Decoder>(args.weight, begin + r, args.unit_begin + u, 1, rows[r]);
+        expand_unit<Decoder>(args.weight, begin + r, args.unit_begin + u, rows[r]);
       pack_unit(rows[0], kColumnUnit, args.panel + u * kStepsPerUnit * kRowWidth + group * kLanes,
                 kRowWidth);
     }
@@ -140,8 +132,7 @@ void pack_weight_rows(const PackWeightsArgs& args) {
 }
 
 void pack_weights(const PackWeightsArgs& args) {
-  with_decoder(args.weight.type,
-               [&](auto decoder) { pack_weight_rows<decltype(decoder)>(args); });
+  with_decoder(args.weight.type, [&](auto decoder) { pack_weight_rows<decltype(decoder)>(args); });
 }
 
 template <size_t kTokens>
@@ -161,21 +152,25 @@ void multiply_tokens(const MultiplyArgs& args) {
     w += kRowWidth;
     x += Simd::kTokenWidth;
   }
-  const size_t valid = args.num_tokens < kTokens ? args.num_tokens : kTokens;
-#pragma GCC unroll 16
-  for (size_t t = 0; t < kTokens; ++t) {
-    if (t >= valid) break;
-    float* out = args.out + t * args.out_stride;
-    alignas(64) float row[kRowWidth];
-    const bool whole = args.num_rows == kRowWidth;
-    if (!whole && args.accumulate) std::memcpy(row, out, args.num_rows * sizeof(float));
-    float* target = whole ? out : row;
+  const auto put = [&](size_t t, float* target) {
     for (size_t i = 0; i < 2; ++i) {
       Vec value = sums[t][i];
       if (args.accumulate) value = Simd::add(value, Simd::load(target + i * kLanes));
       Simd::store(target + i * kLanes, value);
     }
-    if (!whole) std::memcpy(out, row, args.num_rows * sizeof(float));
+  };
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kTokens; ++t) {
+    if (t >= args.num_tokens) break;
+    float* out = args.out + t * args.out_stride;
+    if (args.num_rows == kRowWidth) {
+      put(t, out);
+    } else {
+      alignas(64) float row[kRowWidth] = {};
+      if (args.accumulate) std::memcpy(row, out, args.num_rows * sizeof(float));
+      put(t, row);
+      std::memcpy(out, row, args.num_rows * sizeof(float));
+    }
     if (args.bias != nullptr)
       for (size_t r = 0; r < args.num_rows; ++r) out[r] += args.bias[r];
   }
@@ -188,11 +183,9 @@ void multiply(const MultiplyArgs& args) {
   multiply_tokens<kThird>(args);
 }
 
-const WeightKernels kKernels = {
-    gemv,
-    expand,
-    {Simd::kTokenWidth, kLanes - Simd::kTokenWidth, kRowWidth, Element::kColumns, pack_tokens,
-     pack_weights, multiply}};
+const WeightKernels kKernels = {gemv,
+                                {Simd::kTokenWidth, kLanes - Simd::kTokenWidth, kRowWidth,
+                                 Element::kColumns, pack_tokens, pack_weights, multiply}};
 
 }  // namespace
 }  // namespace oscar

@@ -32,7 +32,7 @@ class Scratch {
  public:
   uint32_t* get(size_t elements) {
     if (elements > capacity_) {
-      memory_.reset(static_cast<uint32_t*>(::operator new(elements * 4, std::align_val_t{64})));
+      memory_.reset(static_cast<uint32_t*>(::operator new (elements * 4, std::align_val_t{64})));
       capacity_ = elements;
     }
     return memory_.get();
@@ -40,7 +40,7 @@ class Scratch {
 
  private:
   struct Free {
-    void operator()(uint32_t* pointer) const { ::operator delete(pointer, std::align_val_t{64}); }
+    void operator()(uint32_t* pointer) const { ::operator delete (pointer, std::align_val_t{64}); }
   };
   std::unique_ptr<uint32_t, Free> memory_;
   size_t capacity_ = 0;
@@ -135,17 +135,16 @@ void multiply_tile(const GemmKernels& gemm, const Tile& tile, const TokenPanels&
       for (size_t p = 0; p < num_panels; ++p) {
         const size_t row = tile.begin + p * gemm.row_width;
         const float* bias = bias_at(tile);
-        gemm.multiply(
-            {.weights = panels + p * panel_size,
-             .tokens = x.panels + t / gemm.token_width * x.stride +
-                       unit * unit_steps * gemm.token_width,
-             .steps = count * unit_steps,
-             .num_tokens = std::min(gemm.token_width, x.tokens - t),
-             .num_rows = std::min(gemm.row_width, tile.end - row),
-             .accumulate = unit > 0,
-             .bias = last && bias != nullptr ? bias + p * gemm.row_width : nullptr,
-             .out = tile.job->out + (x.token_begin + t) * weight.rows + row,
-             .out_stride = weight.rows});
+        gemm.multiply({.weights = panels + p * panel_size,
+                       .tokens = x.panels + t / gemm.token_width * x.stride +
+                                 unit * unit_steps * gemm.token_width,
+                       .steps = count * unit_steps,
+                       .num_tokens = std::min(gemm.token_width, x.tokens - t),
+                       .num_rows = std::min(gemm.row_width, tile.end - row),
+                       .accumulate = unit > 0,
+                       .bias = last && bias != nullptr ? bias + p * gemm.row_width : nullptr,
+                       .out = tile.job->out + (x.token_begin + t) * weight.rows + row,
+                       .out_stride = weight.rows});
       }
     }
   }
@@ -162,8 +161,6 @@ void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const 
   for (size_t begin = 0; begin < tokens; begin += kTokenBlock) {
     const size_t count = std::min(kTokenBlock, tokens - begin);
     const size_t num_panels = ceil_div(count, gemm.token_width);
-    // Slack behind each panel is the start of the next one, so panels of one piece of work are
-    // packed in order, and each piece has its own slack behind it.
     const size_t panel_stride = stride + gemm.token_slack;
     uint32_t* panels = scratch.get(num_panels * panel_stride);
     parallel_for(num_panels, [&](size_t p) {
@@ -175,8 +172,7 @@ void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const 
                         .panel = panels + p * panel_stride});
     });
     const TokenPanels packed{panels, panel_stride, count, begin};
-    parallel_for(tiles.size(),
-                 [&](size_t item) { multiply_tile(gemm, tiles[item], packed); });
+    parallel_for(tiles.size(), [&](size_t item) { multiply_tile(gemm, tiles[item], packed); });
   }
 }
 
@@ -198,8 +194,7 @@ void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t token
     float* out = tile.job->out + tile.begin;
     const float* bias = bias_at(tile);
     for (size_t t = 0; t < tokens; ++t)
-      for (size_t r = 0; r < rows; ++r)
-        out[t * weight.rows + r] = bias == nullptr ? 0.0F : bias[r];
+      for (size_t r = 0; r < rows; ++r) out[t * weight.rows + r] = bias == nullptr ? 0.0F : bias[r];
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(tokens),
                 static_cast<blasint>(rows), static_cast<blasint>(columns), 1.0F, x,
                 static_cast<blasint>(columns), expanded.data(), static_cast<blasint>(columns), 1.0F,
@@ -213,7 +208,7 @@ void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t token
 void expand_bf16(const WeightMatrix& weight, size_t begin, size_t end, uint16_t* out) {
   std::vector<float> row(weight.columns);
   for (size_t r = begin; r < end; ++r) {
-    expand_weight_row(weight, r, row.data());
+    dequantize_row(weight.type, weight.row(r), weight.columns, row.data());
     float_to_bf16(row.data(), weight.columns, out + (r - begin) * weight.columns);
   }
 }
@@ -316,17 +311,10 @@ const char* matmul_backend_name(Compute compute) {
     case MatmulBackend::kSimd:
       if (compute == Compute::kBf16) return "avx512_bf16";
       return cpu_features().avx512 ? "avx512" : "avx2";
-    case MatmulBackend::kOneDnn: return "onednn";
-    default: return "openblas";
-  }
-}
-
-void expand_weight_row(const WeightMatrix& weight, size_t index, float* out) {
-  const WeightKernels* kernels = kernels_fp32();
-  if (kernels != nullptr && weight.columns % kColumnUnit == 0) {
-    kernels->expand(stored(weight), index, 0, weight.columns / kColumnUnit, out);
-  } else {
-    dequantize_row(weight.type, weight.row(index), weight.columns, out);
+    case MatmulBackend::kOneDnn:
+      return "onednn";
+    default:
+      return "openblas";
   }
 }
 

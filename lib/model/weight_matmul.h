@@ -1,8 +1,8 @@
 // Products of activations with stored (quantized) weight matrices: y = x W^T + b.
 //
-// Few tokens (decode): a matrix-vector product reads the stored blocks directly, so that it is bound
-// by the memory traffic of the quantized weights. Many tokens (prefill): tiles of weight rows are
-// expanded to panels and multiplied; no expanded copy of the matrix is kept.
+// Few tokens (decode): a matrix-vector product reads the stored blocks directly, so that it is
+// bound by the memory traffic of the quantized weights. Many tokens (prefill): tiles of weight rows
+// are expanded to panels and multiplied; no expanded copy of the matrix is kept.
 //
 // Backends. float32: own AVX-512 or AVX2 kernels; OpenBLAS is the reference, used where the CPU has
 // neither (single-threaded calls on tiles). bf16 (both operands rounded to bf16, products summed in
@@ -54,8 +54,5 @@ void check_compute_supported(Compute compute);
 
 // What kAuto uses for many tokens: "avx512", "avx2", "openblas", "avx512_bf16" or "onednn".
 const char* matmul_backend_name(Compute compute);
-
-// Row `index` of the matrix as float32 [columns].
-void expand_weight_row(const WeightMatrix& weight, size_t index, float* out);
 
 }  // namespace oscar
