@@ -54,6 +54,17 @@ struct KvArm {
   double bits_nominal = 16.0;    // INT2 rows without windows
 };
 
+// Throws Error naming arm, layer and side when the arm does not fit the model: number of layers or
+// heads, widths, codecs of one side that differ in size, serving windows that are not multiples of
+// the flush block.
+void check(const KvArm& arm, const ModelConfig& config);
+
+// Tokens that serving windows move to the packed pages at a time: 4 x the size of a high-precision
+// element (formats.md 7.4).
+inline size_t flush_block(const KvArm& arm) {
+  return arm.high_precision == HighPrecision::kBf16 ? 8 : 16;
+}
+
 // First token after the INT2 range [sink, end) seen by the query at position t (exact windows):
 // keys j with sink <= j < end are read dequantized. token_block > 1 (KIVI keys): only whole blocks
 // counted from the sink are quantized.

@@ -47,10 +47,11 @@ class KvCache {
   // = one prefill chunk.
   void set_append_as_decode(bool decode);
 
-  struct State;  // defined in kv_cache.cpp's private header; used by attention
+  struct State;  // defined in kv_cache_state.h; used by attention
   State& state() { return *state_; }
 
  private:
+  explicit KvCache(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

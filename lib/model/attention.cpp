@@ -1,0 +1,294 @@
+#include "model/attention.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "model/attention_blocks.h"
+#include "model/attention_tile.h"
+#include "model/kv_cache_state.h"
+#include "model/rotate.h"
+
+namespace oscar {
+namespace {
+
+// Keys of one partial softmax. Every path cuts the keys at the same positions, so prefill and
+// decode agree bit for bit.
+constexpr size_t kSegmentBlocks = 8;
+// Tokens of one query tile; tiles start at multiples of it.
+constexpr size_t kTileTokens = 64;
+// Up to this many new tokens the work is split over ranges of keys instead of query tiles, and
+// blocks of keys are expanded where they are used.
+constexpr size_t kMaxSplitTokens = 32;
+// Memory for expanded keys and values of a prefill; KV heads are taken in groups that fit.
+constexpr size_t kMaxExpandedFloats = size_t{64} << 20;
+
+void check_finite(const KvCache::State& state, size_t layer, size_t num_tokens, const float* rows,
+                  const char* what) {
+  const size_t width = state.num_kv_heads * state.head_dim;
+  const size_t first = state.layers[layer].length;
+  parallel_for_ranges(num_tokens, kTileTokens, [&](size_t begin, size_t end) {
+    constexpr uint32_t kExponent = 0x7f800000U;
+    uint32_t worst = 0;
+    for (size_t i = begin * width; i < end * width; ++i) {
+      worst = std::max(worst, std::bit_cast<uint32_t>(rows[i]) & kExponent);
+    }
+    if (worst != kExponent) return;
+    for (size_t i = begin * width; i < end * width; ++i) {
+      OSCAR_CHECK(std::isfinite(rows[i]), "layer ", layer, ": ", what, " of token ",
+                  first + i / width, ", KV head ", i % width / state.head_dim, ", dimension ",
+                  i % state.head_dim, " is not finite (", rows[i], ")");
+    }
+  });
+}
+
+// Centers, rotates and stores the new rows, one page a work item.
+void store_rows(KvCache::State& state, size_t layer, size_t num_tokens, const float* k,
+                const float* v) {
+  LayerCache& cache = state.layers[layer];
+  const size_t first = cache.length;
+  state.reserve_rows(cache, first, first + num_tokens);
+  const size_t row = state.num_kv_heads * state.head_dim;
+  const size_t width = padded_width(state.head_dim);
+  const size_t first_page = first / kPageTokens;
+  const size_t num_pages = (first + num_tokens - 1) / kPageTokens - first_page + 1;
+  parallel_for(num_pages, [&](size_t item) {
+    const size_t begin = std::max(first, (first_page + item) * kPageTokens);
+    const size_t end = std::min(first + num_tokens, (first_page + item + 1) * kPageTokens);
+    const size_t count = end - begin;
+    const float* sources[2] = {k + (begin - first) * row, v + (begin - first) * row};
+    if (!state.arm->quantized) {
+      state.write_rows(cache, begin, count, sources[0], sources[1]);
+      return;
+    }
+    std::vector<float> stored[2];
+    std::vector<float> rotated(count * width);
+    for (const Side side : {kKeySide, kValueSide}) {
+      const PreparedSide& prepared = (*state.prepared)[layer].sides[side];
+      stored[side].resize(count * row);
+      for (size_t head = 0; head < state.num_kv_heads; ++head) {
+        rotate_rows(sources[side] + head * state.head_dim, row, count, state.head_dim,
+                    state.side_arm(layer, side).mean_of(head),
+                    prepared.rotated ? prepared.rotation[head] : nullptr, rotated.data());
+        for (size_t i = 0; i < count; ++i) {
+          std::copy_n(rotated.data() + i * width, state.head_dim,
+                      stored[side].data() + i * row + head * state.head_dim);
+        }
+      }
+    }
+    state.write_rows(cache, begin, count, stored[0].data(), stored[1].data());
+  });
+}
+
+// Arguments of one call, shared by the work items.
+struct Call {
+  const KvCache::State& state;
+  size_t layer;
+  const WindowPlan& plan;
+  size_t first_position;
+  const float* q;
+  float* o;
+  float* lse;  // may be null
+
+  size_t width() const { return padded_width(state.head_dim); }
+};
+
+// Queries of tokens [begin, begin + count) of the call for one KV head, scaled and rotated:
+// [count * group, width].
+void load_queries(const Call& call, size_t head, size_t begin, size_t count, float* out) {
+  const KvCache::State& state = call.state;
+  const size_t rows = count * state.group_size;
+  const float scale =
+      static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(state.head_dim)));
+  std::vector<float> scaled(rows * state.head_dim);
+  for (size_t i = 0; i < count; ++i) {
+    const float* source =
+        call.q + ((begin + i) * state.num_heads + head * state.group_size) * state.head_dim;
+    float* target = scaled.data() + i * state.group_size * state.head_dim;
+    for (size_t d = 0; d < state.group_size * state.head_dim; ++d) target[d] = source[d] * scale;
+  }
+  const float* rotation = nullptr;
+  if (state.arm->quantized) {
+    const PreparedSide& prepared = (*state.prepared)[call.layer].sides[kKeySide];
+    if (prepared.rotated) rotation = prepared.rotation[head];
+  }
+  rotate_rows(scaled.data(), state.head_dim, rows, state.head_dim, nullptr, rotation, out);
+}
+
+// Divides by the softmax sums, returns to the model's coordinates and writes o and lse.
+void store_outputs(const Call& call, size_t head, size_t begin, size_t count,
+                   const SoftmaxView& total) {
+  const KvCache::State& state = call.state;
+  const size_t width = call.width();
+  const size_t rows = count * state.group_size;
+  for (size_t r = 0; r < rows; ++r) {
+    const float inverse = 1.0F / total.sum[r];
+    for (size_t d = 0; d < width; ++d) total.out[r * width + d] *= inverse;
+  }
+  const float* final_rows = total.out;
+  std::vector<float> unrotated;
+  const float* value_mean = nullptr;
+  const float* key_mean = nullptr;
+  if (state.arm->quantized) {
+    const PreparedSide& prepared = (*state.prepared)[call.layer].sides[kValueSide];
+    value_mean = state.side_arm(call.layer, kValueSide).mean_of(head);
+    key_mean = state.side_arm(call.layer, kKeySide).mean_of(head);
+    if (prepared.rotated) {
+      unrotated.resize(rows * width);
+      rotate_rows(total.out, width, rows, state.head_dim, nullptr,
+                  prepared.rotation_transposed[head], unrotated.data());
+      final_rows = unrotated.data();
+    }
+  }
+  const double scale = 1.0 / std::sqrt(static_cast<double>(state.head_dim));
+  for (size_t r = 0; r < rows; ++r) {
+    const size_t query = (begin + r / state.group_size) * state.num_heads +
+                         head * state.group_size + r % state.group_size;
+    float* out = call.o + query * state.head_dim;
+    for (size_t d = 0; d < state.head_dim; ++d) {
+      out[d] = final_rows[r * width + d] + (value_mean == nullptr ? 0.0F : value_mean[d]);
+    }
+    if (call.lse == nullptr) continue;
+    // Scores over centered keys lack the constant q . mean.
+    double constant = 0.0;
+    for (size_t d = 0; key_mean != nullptr && d < state.head_dim; ++d) {
+      constant += static_cast<double>(call.q[query * state.head_dim + d]) * key_mean[d];
+    }
+    call.lse[query] = static_cast<float>(
+        (total.max_score[r] + std::log2(static_cast<double>(total.sum[r]))) * std::numbers::ln2 +
+        constant * scale);
+  }
+}
+
+QueryTile make_tile(const Call& call, size_t begin, size_t count, const float* queries) {
+  return {.first_position = call.first_position + begin,
+          .num_tokens = count,
+          .group_size = call.state.group_size,
+          .head_dim = call.state.head_dim,
+          .width = call.width(),
+          .queries = queries,
+          .sink = call.state.arm->windows.sink,
+          .key_end = call.plan.ends[kKeySide].data() + begin,
+          .value_end = call.plan.ends[kValueSide].data() + begin};
+}
+
+SoftmaxView view(SoftmaxState& state) {
+  return {state.max_score.data(), state.sum.data(), state.out.data()};
+}
+
+// Few new tokens: work items are (KV head, segment of keys), merged in the order of the segments.
+void attend_split(const Call& call, size_t num_tokens) {
+  const KvCache::State& state = call.state;
+  const size_t width = call.width();
+  const size_t rows = num_tokens * state.group_size;
+  const BlockReader reader(state, call.layer, call.plan, call.first_position + num_tokens);
+  const size_t num_segments = (reader.num_blocks() + kSegmentBlocks - 1) / kSegmentBlocks;
+  std::vector<std::vector<float>> queries(state.num_kv_heads);
+  std::vector<SoftmaxState> partial(state.num_kv_heads * num_segments);
+  parallel_for(state.num_kv_heads, [&](size_t head) {
+    queries[head].resize(rows * width);
+    load_queries(call, head, 0, num_tokens, queries[head].data());
+  });
+  parallel_for(partial.size(), [&](size_t item) {
+    const size_t head = item / num_segments;
+    const size_t segment = item % num_segments;
+    const QueryTile tile = make_tile(call, 0, num_tokens, queries[head].data());
+    partial[item].reset(rows, width);
+    thread_local std::vector<float> storage;
+    const size_t end = std::min(reader.num_blocks(), (segment + 1) * kSegmentBlocks);
+    for (size_t block = segment * kSegmentBlocks; block < end; ++block) {
+      attend_block(tile, reader.read(head, block, storage), partial[item]);
+    }
+  });
+  parallel_for(state.num_kv_heads, [&](size_t head) {
+    SoftmaxState* const total = &partial[head * num_segments];
+    for (size_t segment = 1; segment < num_segments; ++segment) {
+      merge_softmax(rows, width, view(partial[head * num_segments + segment]), view(*total));
+    }
+    store_outputs(call, head, 0, num_tokens, view(*total));
+  });
+}
+
+// One query tile over all of its keys.
+void attend_tile(const Call& call, const ExpandedBlocks& blocks, size_t head, size_t begin,
+                 size_t count) {
+  const size_t width = call.width();
+  const size_t rows = count * call.state.group_size;
+  thread_local std::vector<float> queries;
+  thread_local SoftmaxState segment;
+  thread_local SoftmaxState total;
+  queries.resize(rows * width);
+  load_queries(call, head, begin, count, queries.data());
+  const QueryTile tile = make_tile(call, begin, count, queries.data());
+  total.reset(rows, width);
+  const size_t end_block = (call.first_position + begin + count - 1) / kKeyBlock + 1;
+  for (size_t block = 0; block < end_block; block += kSegmentBlocks) {
+    segment.reset(rows, width);
+    for (size_t b = block; b < std::min(end_block, block + kSegmentBlocks); ++b) {
+      attend_block(tile, blocks.view(head, b), segment);
+    }
+    merge_softmax(rows, width, view(segment), view(total));
+  }
+  store_outputs(call, head, begin, count, view(total));
+}
+
+// Many new tokens: keys and values are expanded once, work items are (KV head, query tile), the
+// longest first.
+void attend_tiles(const Call& call, size_t num_tokens) {
+  const KvCache::State& state = call.state;
+  const BlockReader reader(state, call.layer, call.plan, call.first_position + num_tokens);
+  const size_t heads_at_once =
+      std::clamp(kMaxExpandedFloats / reader.floats_per_head(), size_t{1}, state.num_kv_heads);
+  const size_t first_tile = call.first_position / kTileTokens;
+  const size_t num_tiles = (call.first_position + num_tokens - 1) / kTileTokens - first_tile + 1;
+  for (size_t first = 0; first < state.num_kv_heads; first += heads_at_once) {
+    const size_t heads = std::min(heads_at_once, state.num_kv_heads - first);
+    const ExpandedBlocks blocks(reader, first, heads);
+    parallel_for(heads * num_tiles, [&](size_t item) {
+      const size_t tile = first_tile + num_tiles - 1 - item / heads;
+      const size_t begin = std::max(call.first_position, tile * kTileTokens);
+      const size_t end = std::min(call.first_position + num_tokens, (tile + 1) * kTileTokens);
+      attend_tile(call, blocks, first + item % heads, begin - call.first_position, end - begin);
+    });
+  }
+}
+
+}  // namespace
+
+void append_and_attend(KvCache& cache, size_t layer, size_t num_tokens, const float* q,
+                       const float* k, const float* v, float* o, float* lse) {
+  KvCache::State& state = cache.state();
+  OSCAR_CHECK(layer < state.num_layers, "attention: layer ", layer, " of ", state.num_layers);
+  if (num_tokens == 0) return;
+  check_finite(state, layer, num_tokens, k, "key");
+  check_finite(state, layer, num_tokens, v, "value");
+  LayerCache& rows = state.layers[layer];
+  const WindowPlan plan = plan_windows(state, layer, num_tokens);
+  store_rows(state, layer, num_tokens, k, v);
+  const size_t first_position = rows.length;
+  rows.length += num_tokens;
+  if (state.arm->quantized) {
+    for (const Side side : {kKeySide, kValueSide}) state.pack(layer, side, plan.ends[side].back());
+  }
+  const Call call{state, layer, plan, first_position, q, o, lse};
+  if (num_tokens <= kMaxSplitTokens) {
+    attend_split(call, num_tokens);
+  } else {
+    attend_tiles(call, num_tokens);
+  }
+  if (!state.arm->quantized) return;
+  for (const Side side : {kKeySide, kValueSide}) state.pack(layer, side, plan.end_after[side]);
+  rows.serving_end = plan.serving_end_after;
+  state.drop_packed_pages(rows);
+  if (layer == 0) {
+    for (const size_t end : plan.ends[kKeySide]) {
+      state.tokens_int2_read += end - state.arm->windows.sink;
+    }
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,90 @@
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "model/attention_kernels.h"
+#include "model/attention_simd.h"
+
+namespace oscar {
+namespace {
+
+struct Vector {
+  static constexpr size_t kWidth = 8;
+  static constexpr size_t kWideVectors = 2, kWideRows = 6, kNarrowRows = 6;
+  using Reg = __m256;
+  static Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm256_storeu_ps(p, x); }
+  static Reg set(float x) { return _mm256_set1_ps(x); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+  static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
+  static Reg round(Reg a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  // |n| <= 126 and a in [0.7, 1.5]: adding n to the exponent field stays in range.
+  static Reg scale_by_power_of_two(Reg a, Reg n) {
+    const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
+  }
+  static Reg keep_first(Reg a, size_t count, Reg fill) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i keep = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+    return _mm256_blendv_ps(fill, a, _mm256_castsi256_ps(keep));
+  }
+  static float reduce_max(Reg a) {
+    const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+  }
+  static float reduce_add(Reg a) {
+    const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+  }
+};
+
+void expand_bf16(const uint16_t* source, size_t count, float* destination) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
+    _mm256_storeu_ps(destination + i,
+                     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  }
+  for (; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
+    __builtin_memcpy(destination + i, &bits, sizeof bits);
+  }
+}
+
+// 4 x 4 blocks through SSE shuffles; the rest one by one.
+void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t width, float* panel) {
+  const __m128 zero = _mm_setzero_ps();
+  for (size_t j = 0; j < kKeyBlock; j += 4) {
+    const float* row = rows + j * row_stride;
+    for (size_t d = 0; d + 4 <= width; d += 4) {
+      __m128 r0 = j + 0 < num_rows ? _mm_loadu_ps(row + d) : zero;
+      __m128 r1 = j + 1 < num_rows ? _mm_loadu_ps(row + row_stride + d) : zero;
+      __m128 r2 = j + 2 < num_rows ? _mm_loadu_ps(row + 2 * row_stride + d) : zero;
+      __m128 r3 = j + 3 < num_rows ? _mm_loadu_ps(row + 3 * row_stride + d) : zero;
+      _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+      _mm_storeu_ps(panel + (d + 0) * kKeyBlock + j, r0);
+      _mm_storeu_ps(panel + (d + 1) * kKeyBlock + j, r1);
+      _mm_storeu_ps(panel + (d + 2) * kKeyBlock + j, r2);
+      _mm_storeu_ps(panel + (d + 3) * kKeyBlock + j, r3);
+    }
+    for (size_t d = width / 4 * 4; d < width; ++d) {
+      for (size_t i = 0; i < 4; ++i) {
+        panel[d * kKeyBlock + j + i] = j + i < num_rows ? row[i * row_stride + d] : 0.0F;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const AttentionKernels kAttentionAvx2 = {attention_simd::gemm<Vector>,
+                                         attention_simd::softmax<Vector>, expand_bf16, transpose};
+
+}  // namespace oscar
+#endif

@@ -1,0 +1,175 @@
+#include "model/attention_blocks.h"
+
+#include <algorithm>
+
+#include "base/parallel.h"
+
+namespace oscar {
+
+WindowPlan plan_windows(const KvCache::State& state, size_t layer, size_t num_tokens) {
+  const WindowSpec& windows = state.arm->windows;
+  const LayerCache& cache = state.layers[layer];
+  WindowPlan plan;
+  for (std::vector<size_t>& ends : plan.ends) ends.assign(num_tokens, windows.sink);
+  plan.end_after = {windows.sink, windows.sink};
+  if (!state.arm->quantized) return plan;
+  const auto whole_blocks = [&](Side side, size_t end) {
+    const size_t block = cache.packed[side].token_block;
+    return windows.sink + (end - windows.sink) / block * block;
+  };
+  if (windows.mode == WindowMode::kExact) {
+    for (const Side side : {kKeySide, kValueSide}) {
+      for (size_t i = 0; i < num_tokens; ++i) {
+        plan.ends[side][i] =
+            quantized_end(windows, cache.length + i, cache.packed[side].token_block);
+      }
+      plan.end_after[side] = plan.ends[side].back();
+    }
+    return plan;
+  }
+  size_t end = cache.serving_end;
+  const bool decode = state.append_as_decode || num_tokens == 1;
+  // A prefill chunk finds everything before it packed and leaves the last `recent` tokens.
+  if (!decode) end = std::max(end, cache.length);
+  for (size_t i = 0; i < num_tokens; ++i) {
+    const size_t length = cache.length + i + 1;
+    const size_t flush = flush_block(*state.arm);
+    while (decode && length >= end + windows.recent + flush) end += flush;
+    for (const Side side : {kKeySide, kValueSide}) plan.ends[side][i] = whole_blocks(side, end);
+  }
+  const size_t length = cache.length + num_tokens;
+  if (!decode && length > windows.recent) end = std::max(end, length - windows.recent);
+  plan.serving_end_after = end;
+  for (const Side side : {kKeySide, kValueSide}) plan.end_after[side] = whole_blocks(side, end);
+  return plan;
+}
+
+BlockReader::BlockReader(const KvCache::State& state, size_t layer, const WindowPlan& plan,
+                         size_t length)
+    : state_(state), layer_(layer), num_blocks_((length + kKeyBlock - 1) / kKeyBlock) {
+  for (const Side side : {kKeySide, kValueSide}) {
+    first_end_[side] = plan.ends[side].front();
+    last_end_[side] = plan.ends[side].back();
+  }
+}
+
+bool BlockReader::needs_high(Side side, size_t block) const {
+  return block * kKeyBlock < state_.arm->windows.sink || (block + 1) * kKeyBlock > first_end_[side];
+}
+
+bool BlockReader::needs_dequantized(Side side, size_t block) const {
+  return std::max(block * kKeyBlock, state_.arm->windows.sink) <
+         std::min((block + 1) * kKeyBlock, last_end_[side]);
+}
+
+size_t BlockReader::floats(size_t block) const {
+  const size_t key_floats = state_.head_dim * kKeyBlock;
+  const size_t value_floats = padded_width(state_.head_dim) * kKeyBlock;
+  const auto forms = [&](Side side) {
+    return static_cast<size_t>(needs_high(side, block)) + (needs_dequantized(side, block) ? 1 : 0);
+  };
+  return forms(kKeySide) * key_floats + forms(kValueSide) * value_floats;
+}
+
+size_t BlockReader::floats_per_head() const {
+  size_t total = 0;
+  for (size_t block = 0; block < num_blocks_; ++block) total += floats(block);
+  return total;
+}
+
+void BlockReader::expand_high(Side side, size_t head, size_t block, float* out) const {
+  const HighPrecisionPage& page = *state_.layers[layer_].pages[block];
+  const size_t head_dim = state_.head_dim;
+  const size_t head_values = kPageTokens * head_dim;
+  const size_t offset = (side == kKeySide ? head : state_.num_kv_heads + head) * head_values;
+  const size_t width = side == kKeySide ? head_dim : padded_width(head_dim);
+  const auto copy = [&](size_t source, size_t count, float* target) {
+    if (state_.bf16()) {
+      attention_kernels().bf16_to_float(page.bf16.data() + source, count, target);
+    } else {
+      std::copy_n(page.fp32.data() + source, count, target);
+    }
+  };
+  if (width == head_dim) {
+    copy(offset, head_values, out);
+    return;
+  }
+  std::fill_n(out, width * kKeyBlock, 0.0F);
+  for (size_t i = 0; i < kKeyBlock; ++i) copy(offset + i * head_dim, head_dim, out + i * width);
+}
+
+void BlockReader::dequantize(Side side, size_t head, size_t block, float* out) const {
+  const size_t width = padded_width(state_.head_dim);
+  const size_t begin = std::max(block * kKeyBlock, state_.arm->windows.sink);
+  const size_t end = std::min((block + 1) * kKeyBlock, last_end_[side]);
+  thread_local std::vector<float> staged;
+  float* rows = out;
+  if (side == kKeySide) {
+    staged.resize(kKeyBlock * width);
+    rows = staged.data();
+  }
+  if (end - begin < kKeyBlock || width != state_.head_dim) {
+    std::fill_n(rows, kKeyBlock * width, 0.0F);
+  }
+  state_.read_packed(layer_, side, head, begin, end - begin,
+                     rows + (begin - block * kKeyBlock) * width, width);
+  if (side == kKeySide) {
+    attention_kernels().transpose(rows, width, kKeyBlock, state_.head_dim, out);
+  }
+}
+
+KeyBlock BlockReader::read(size_t head, size_t block, float* storage) const {
+  KeyBlock view{.index = block};
+  const size_t key_floats = state_.head_dim * kKeyBlock;
+  const size_t value_floats = padded_width(state_.head_dim) * kKeyBlock;
+  const auto next = [&storage](size_t floats) {
+    float* const here = storage;
+    storage += floats;
+    return here;
+  };
+  if (needs_high(kKeySide, block)) {
+    float* out = next(key_floats);
+    expand_high(kKeySide, head, block, out);
+    view.keys_high = out;
+  }
+  if (needs_dequantized(kKeySide, block)) {
+    float* out = next(key_floats);
+    dequantize(kKeySide, head, block, out);
+    view.keys_dequantized = out;
+  }
+  if (needs_high(kValueSide, block)) {
+    float* out = next(value_floats);
+    expand_high(kValueSide, head, block, out);
+    view.values_high = out;
+  }
+  if (needs_dequantized(kValueSide, block)) {
+    float* out = next(value_floats);
+    dequantize(kValueSide, head, block, out);
+    view.values_dequantized = out;
+  }
+  return view;
+}
+
+KeyBlock BlockReader::read(size_t head, size_t block, std::vector<float>& storage) const {
+  storage.resize(std::max(storage.size(), floats(block)));
+  return read(head, block, storage.data());
+}
+
+ExpandedBlocks::ExpandedBlocks(const BlockReader& reader, size_t first_head, size_t num_heads)
+    : first_head_(first_head), num_blocks_(reader.num_blocks()) {
+  std::vector<size_t> offsets(num_blocks_ + 1, 0);
+  for (size_t block = 0; block < num_blocks_; ++block) {
+    offsets[block + 1] = offsets[block] + reader.floats(block);
+  }
+  const size_t per_head = offsets.back();
+  storage_.resize(num_heads * per_head);
+  blocks_.resize(num_heads * num_blocks_);
+  parallel_for(blocks_.size(), [&](size_t item) {
+    const size_t head = item / num_blocks_;
+    const size_t block = item % num_blocks_;
+    blocks_[item] =
+        reader.read(first_head + head, block, storage_.data() + head * per_head + offsets[block]);
+  });
+}
+
+}  // namespace oscar

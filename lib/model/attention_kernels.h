@@ -1,0 +1,51 @@
+// The inner loops of CPU attention as a table of functions per instruction set: small matrix
+// product, online softmax of one key block, layout conversions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace oscar {
+
+inline constexpr size_t kKeyBlock = 64;  // keys of one softmax step = tokens of one cache page
+
+// Widths handed to the kernels are multiples of this (rows are padded with zeros).
+inline constexpr size_t kColumnMultiple = 16;
+inline size_t padded_width(size_t width) {
+  return (width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
+}
+
+// Online softmax of `num_rows` query rows over one block of keys, in base 2.
+struct SoftmaxBlock {
+  size_t num_rows = 0;
+  size_t width = 0;  // columns of `scores` in use, a multiple of kColumnMultiple, <= kKeyBlock
+  float* scores = nullptr;  // [num_rows, kKeyBlock] scores * log2(e); replaced by the weights
+                            // 2^(score - max), 0 for keys that are not visible
+  const uint32_t* num_visible = nullptr;  // [num_rows] keys 0 .. num_visible - 1 of the block
+  float* max_score = nullptr;             // [num_rows] running maximum, -inf before the first block
+  float* sum = nullptr;                   // [num_rows] running sum of weights
+  float* out = nullptr;  // [num_rows, out_width] running weighted values, rescaled when max moves
+  size_t out_width = 0;  // a multiple of kColumnMultiple
+};
+
+struct AttentionKernels {
+  // c[m, n] = (accumulate ? c : 0) + a[m, k] b[k, n]; n a multiple of kColumnMultiple. Each element
+  // is summed in the order of k whatever m is, so a row's bits do not depend on its neighbours.
+  void (*gemm)(size_t m, size_t n, size_t k, const float* a, size_t a_stride, const float* b,
+               size_t b_stride, float* c, size_t c_stride, bool accumulate);
+  void (*softmax)(const SoftmaxBlock& block);
+  void (*bf16_to_float)(const uint16_t* source, size_t count, float* destination);
+  // rows [kKeyBlock, width] (row_stride floats apart, only the first num_rows are read, the others
+  // count as zero) -> panel [width, kKeyBlock].
+  void (*transpose)(const float* rows, size_t row_stride, size_t num_rows, size_t width,
+                    float* panel);
+};
+
+extern const AttentionKernels kAttentionGeneric;
+extern const AttentionKernels kAttentionAvx2;    // AVX2, FMA
+extern const AttentionKernels kAttentionAvx512;  // AVX-512 F, BW, VL, DQ
+
+// The best table for this processor (cpu_features()).
+const AttentionKernels& attention_kernels();
+
+}  // namespace oscar
