@@ -12,6 +12,7 @@
 #include "base/float16.h"
 #include "base/random.h"
 #include "model/attention.h"
+#include "model/attention_kernels.h"
 #include "model/rotate.h"
 
 namespace oscar_test {
@@ -108,7 +109,7 @@ inline TensorF random_rotation(size_t heads, size_t width, uint64_t seed) {
 }
 
 struct ArmShape {
-  WindowSpec windows;
+  WindowSpec windows = {};
   size_t key_block = 1, value_block = 1;
   bool rotated = false, per_head = false, centered = false;
   HighPrecision high_precision = HighPrecision::kBf16;

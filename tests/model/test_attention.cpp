@@ -23,8 +23,12 @@ void check_against_reference(const Geometry& g, std::shared_ptr<const KvArm> arm
   KvCache cache(g.config(), arm);
   const Outputs actual = run(cache, g, rows, 0, num_tokens, calls);
   const ReferenceOutputs expected = reference_attention(g, rows, *arm);
-  CHECK_CLOSE(actual.o.data(), expected.o.data(), actual.o.size(), kFp32Sums);
-  CHECK_CLOSE(actual.lse.data(), expected.lse.data(), actual.lse.size(), kFp32Sums);
+  // Centering by random means makes the stored rows three times larger: scores reach 30, whose
+  // rounding (2e-6) is the relative error of a weight, and outputs reach 10.
+  const bool centered = arm->quantized && !arm->layers[0].k.mean.empty();
+  const Tolerance tolerance{.absolute = centered ? 3e-5 : 5e-6, .relative = 1e-5};
+  CHECK_CLOSE(actual.o.data(), expected.o.data(), actual.o.size(), tolerance);
+  CHECK_CLOSE(actual.lse.data(), expected.lse.data(), actual.lse.size(), tolerance);
   CHECK(cache.length() == num_tokens);
 }
 
@@ -242,8 +246,9 @@ TEST_CASE("softmax weights follow exp2 over the whole range", "[attention]") {
       double total = 3.0 * std::exp2(4.0 - top);
       for (size_t j = 0; j < padded_width(visible); ++j) {
         const double weight = j < visible ? std::exp2(static_cast<double>(before[j]) - top) : 0.0;
-        // 2^-24 of the score's rounding (|score| < 32) and of the polynomial's last steps.
-        REQUIRE(std::abs(scores[j] - weight) <= 4e-7 * weight);
+        // The subtraction rounds by 2^-25 |score - max|; the last steps of the polynomial add 2e-7.
+        const double tolerance = 2e-7 + 0x1p-24 * std::abs(static_cast<double>(before[j]) - top);
+        REQUIRE(std::abs(scores[j] - weight) <= tolerance * weight);
         total += weight;
       }
       REQUIRE(std::abs(sum - total) <= 1e-6 * total);
