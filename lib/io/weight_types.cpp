@@ -1,6 +1,7 @@
 #include "io/weight_types.h"
 
 #include <array>
+#include <cstring>
 
 #include "base/cpu.h"
 #include "base/error.h"
@@ -40,6 +41,42 @@ TypeFacts facts(WeightType type) {
       return {"Q6_K", 256, 210};
   }
   fail("unknown weight type ", static_cast<uint32_t>(type));
+}
+
+// Where the fp16 scales of a block stand: byte offsets, second = first when there is one.
+struct ScaleOffsets {
+  size_t first, second;
+};
+ScaleOffsets scale_offsets(WeightType type) {
+  switch (type) {
+    case WeightType::kQ4_1:
+    case WeightType::kQ5_1:
+    case WeightType::kQ4_K:
+    case WeightType::kQ5_K:
+      return {0, 2};
+    case WeightType::kQ6_K:
+      return {208, 208};
+    default:
+      return {0, 0};
+  }
+}
+
+uint16_t load_u16(const uint8_t* source) {
+  uint16_t bits = 0;
+  std::memcpy(&bits, source, sizeof bits);
+  return bits;
+}
+
+// Words whose exponent bits (mask) are all ones are NaN or infinite.
+template <class Word>
+bool any_saturated(const uint8_t* source, size_t count, Word mask) {
+  unsigned found = 0;
+  for (size_t i = 0; i < count; ++i) {
+    Word word = 0;
+    std::memcpy(&word, source + i * sizeof(Word), sizeof word);
+    found |= (word & mask) == mask ? 1U : 0U;
+  }
+  return found != 0;
 }
 
 using FunctionTable = std::array<dequantize::BlockFunction, 32>;
@@ -84,6 +121,22 @@ void dequantize_row(WeightType type, const uint8_t* source, size_t columns, floa
   OSCAR_CHECK(columns % f.elements == 0, "a row of ", columns,
               " elements is not a multiple of the ", f.name, " block of ", f.elements);
   kFunctions[static_cast<uint32_t>(type)](source, columns / f.elements, destination);
+}
+
+bool row_is_finite(WeightType type, const uint8_t* source, size_t columns) {
+  constexpr uint16_t kHalfExponent = 0x7c00, kBf16Exponent = 0x7f80;
+  if (type == WeightType::kF32) return !any_saturated<uint32_t>(source, columns, 0x7f800000U);
+  if (type == WeightType::kF16) return !any_saturated<uint16_t>(source, columns, kHalfExponent);
+  if (type == WeightType::kBF16) return !any_saturated<uint16_t>(source, columns, kBf16Exponent);
+  const ScaleOffsets at = scale_offsets(type);
+  const size_t bytes = block_bytes(type), blocks = row_bytes(type, columns) / bytes;
+  unsigned found = 0;
+  for (size_t b = 0; b < blocks; ++b, source += bytes) {
+    const unsigned first = load_u16(source + at.first), second = load_u16(source + at.second);
+    found |= (first & kHalfExponent) == kHalfExponent ? 1U : 0U;
+    found |= (second & kHalfExponent) == kHalfExponent ? 1U : 0U;
+  }
+  return found == 0;
 }
 
 }  // namespace oscar

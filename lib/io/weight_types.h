@@ -32,4 +32,8 @@ size_t row_bytes(WeightType type, size_t columns);
 // (fixtures are made from the same values).
 void dequantize_row(WeightType type, const uint8_t* source, size_t columns, float* destination);
 
+// True when `columns` elements hold no NaN or infinity; of block types the scales are looked at,
+// which decides it.
+bool row_is_finite(WeightType type, const uint8_t* source, size_t columns);
+
 }  // namespace oscar

@@ -1,5 +1,5 @@
 // Shape and constants of a decoder-only model, read from GGUF keys or config.json (formats.md 9
-// and 10.2).
+// and 10.2), and its RoPE frequencies.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,8 @@
 #include <vector>
 
 namespace oscar {
+
+class GgufFile;
 
 struct RopeConfig {
   double theta = 10000.0;
@@ -35,9 +37,20 @@ struct ModelConfig {
   std::vector<int64_t> eos_token_ids;
   int64_t bos_token_id = -1;  // -1: none
   bool add_bos = false;
+  std::vector<std::string> warnings;  // oddities of the file, one line each, for the tool to print
 
   size_t group_size() const { return num_heads / num_kv_heads; }
 };
+
+// Both throw Error naming file and field: an architecture other than llama, qwen2, qwen3, missing
+// or contradictory fields, unknown RoPE types, sliding windows, MLP biases, experts. vocab_size
+// stays 0 when a GGUF file does not say it (the embedding does).
+ModelConfig config_from_gguf(const GgufFile& file);
+ModelConfig config_from_folder(const std::string& folder);  // reads folder/config.json
+
+// Throws Error (messages start with `where`) unless the sizes are positive and sane, heads divide,
+// the rotary width is even and the RoPE constants are finite and positive.
+void check(const ModelConfig& config, const std::string& where);
 
 // Angular frequencies per pair, [rotary_dim / 2], in double (formats.md 11).
 std::vector<double> rope_frequencies(const RopeConfig& rope);

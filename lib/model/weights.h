@@ -30,23 +30,28 @@ struct LayerWeights {
   WeightMatrix q, k, v, o, gate, up, down;  // q, k rows in Hugging Face (half-split) lane order
 };
 
+class ModelHash;  // hash of the model's files, computed once on first use
+
 struct ModelWeights {
   ModelConfig config;
   WeightMatrix embedding, output;  // output == embedding when tied
   std::vector<float> output_norm;  // [hidden]
   std::vector<LayerWeights> layers;
-  std::string source_path;  // as given by the user
-  std::string sha256;  // of the GGUF file, or of config.json + index + shard hashes; computed on
-                       // first use by model_sha256()
+  std::string source_path;            // as given by the user
+  std::string sha256;                 // when not empty, what model_sha256() returns
+  std::shared_ptr<ModelHash> hash;    // computes and keeps the hash; null for hand-made weights
   std::shared_ptr<const void> owner;  // keeps the mappings and permuted copies alive
 };
 
 // path: a .gguf file or a Hugging Face folder. Throws Error naming file and tensor for anything
-// missing, contradictory, unsupported or non-finite norms/biases.
+// missing, contradictory, unsupported or non-finite (norms, biases and matrices); a tensor of a
+// layer that no such model has is refused as well, because ignoring it would compute another model.
 ModelWeights load_weights(const std::string& path);
 
-// SHA-256 (hex) that identifies the model in provenance attributes; cached beside nothing, computed
-// once per process.
+// SHA-256 (hex) that identifies the model in provenance attributes: of the GGUF file; of the lines
+// "<sha256>  <file name>\n" of its parts when it is split; of such lines of config.json, the index
+// when there is one and the weight files (by name) for a folder. Computed once for each loaded
+// model. Throws Error when weights neither have a sha256 nor files.
 const std::string& model_sha256(const ModelWeights& weights);
 
 }  // namespace oscar
