@@ -80,15 +80,39 @@ struct ArmOptions {
   WindowSpec windows;
   int group = 0;  // 0 = head_dim
   MetaFormat meta = MetaFormat::kScaleMinFp16;
+  std::string model_sha256;   // of the model that will run; empty = a bundle's is not compared
+  std::string bundle_sha256;  // of the bundle's file, recorded in the arm
+  std::string bundle_path;    // for messages
 };
 
-// Names: bf16, fp32, naive (INT2, no windows), naive-windows, quarot (Hadamard, no windows),
-// hadamard (windows, clip 0.96/0.92), kivi, int4, int8 (Hadamard, windows), and oscar,
-// oscar-centered, oscar-light, oscar-lean, oscar-best (need a bundle). bundle may be null for the
-// first group. Throws Error naming the arm, the bundle's model and the expected one when they do
-// not fit.
+// Builds an arm by name. bundle may be null where the recipe needs none.
+//   bf16, fp32       reference arms
+//   naive            INT2, no rotation, clip or windows;  naive-windows: with the windows
+//   quarot           Hadamard, no windows, no clip;  hadamard: windows, clip 0.96 / 0.92
+//   kivi             keys in groups of 32 tokens of a channel, values in groups of 32 channels
+//   int4, int8       Hadamard, windows (controls)
+//   oscar            the bundle's rotations and clip ratios;  oscar-centered: keys centered
+//   oscar-light, oscar-lean, oscar-best   best_recipe.md, "The named recipes"
+// Steps are changed by suffixes, each after a colon, in any order; "k." or "v." in front restricts
+// one to a side:
+//   no-centering no-v-centering centered   no-rotation h-only block-hadamard
+//   rtn feedback no-feedback identity-metric damping=X   no-gain plain-gain metric-gain
+//   grid-start clip-start sweeps=N refits=N multipliers=1|3|5   no-clip clip=X
+//   bits=2|4|8 group=N meta=fp16|log8|scale-zero-fp32|scale-zero-bf16|scale-zero-fp16|vllm
+//   no-windows sink=N recent=N exact serving fp32-windows
+// Throws Error naming arm and suffix, or the layer and head for which the bundle lacks something,
+// or the two models when the bundle belongs to another one.
 KvArm make_arm(const std::string& name, const ModelConfig& config, const ArmOptions& options,
                const Bundle* bundle);
+
+// The names without suffixes.
 std::vector<std::string> arm_names();
+// Whether the arm (suffixes allowed) is built from a bundle. Throws Error listing the names when it
+// is unknown.
+bool arm_needs_bundle(const std::string& name);
+
+// One line for reports: windows, and for each side rotation, centering, bits, encoder, clip,
+// metadata.
+std::string describe(const KvArm& arm);
 
 }  // namespace oscar
