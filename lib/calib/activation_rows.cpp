@@ -1,0 +1,137 @@
+#include "calib/activation_rows.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "base/float16.h"
+#include "base/parallel.h"
+
+namespace oscar {
+namespace {
+
+constexpr size_t kConvertGrain = 1U << 16;  // elements converted by one work item
+constexpr size_t kTensors = 3;              // q, k, v
+
+void write_all(int file, const void* bytes, size_t count, int64_t offset) {
+  const auto* cursor = static_cast<const char*>(bytes);
+  while (count > 0) {
+    const ssize_t written = pwrite(file, cursor, count, offset);
+    OSCAR_CHECK(written > 0, "temporary file of the calibration: cannot write: ",
+                written == 0 ? "no progress" : std::strerror(errno));
+    cursor += written;
+    offset += written;
+    count -= static_cast<size_t>(written);
+  }
+}
+
+void read_all(int file, void* bytes, size_t count, int64_t offset) {
+  auto* cursor = static_cast<char*>(bytes);
+  while (count > 0) {
+    const ssize_t got = pread(file, cursor, count, offset);
+    OSCAR_CHECK(got > 0, "temporary file of the calibration: cannot read: ",
+                got == 0 ? "unexpected end" : std::strerror(errno));
+    cursor += got;
+    offset += got;
+    count -= static_cast<size_t>(got);
+  }
+}
+
+}  // namespace
+
+void CaptureRows::read(size_t layer, CaptureTensor tensor, size_t begin, size_t end,
+                       float* destination) const {
+  reader_.read_into(static_cast<int64_t>(layer), tensor, static_cast<int64_t>(first_token_ + begin),
+                    static_cast<int64_t>(first_token_ + end), destination);
+}
+
+SpillRows::SpillRows(const std::string& folder, const HeadGeometry& geometry, size_t num_layers,
+                     bool bf16, size_t queries_from)
+    : geometry_(geometry),
+      bf16_(bf16),
+      queries_from_(queries_from),
+      extents_(num_layers * kTensors) {
+  std::string name = (folder.empty() ? std::string(".") : folder) + "/oscar-calibrate-XXXXXX";
+  file_ = mkstemp(name.data());
+  OSCAR_CHECK(file_ >= 0, folder, ": cannot create a temporary file: ", std::strerror(errno));
+  unlink(name.c_str());
+}
+
+SpillRows::~SpillRows() {
+  if (file_ >= 0) close(file_);
+}
+
+size_t SpillRows::row_elements(CaptureTensor tensor) const {
+  return (tensor == CaptureTensor::kQ ? geometry_.num_heads : geometry_.num_kv_heads) *
+         geometry_.head_dim;
+}
+
+const std::vector<SpillRows::Extent>& SpillRows::extents(size_t layer, CaptureTensor tensor) const {
+  OSCAR_CHECK(tensor != CaptureTensor::kO && layer < extents_.size() / kTensors,
+              "temporary file of the calibration holds q, k and v of ", extents_.size() / kTensors,
+              " layers; asked for ", tensor_name(tensor), " of layer ", layer);
+  return extents_[layer * kTensors + static_cast<size_t>(tensor)];
+}
+
+void SpillRows::write(size_t layer, CaptureTensor tensor, const float* rows, size_t first_token,
+                      size_t num_tokens) {
+  const size_t count = num_tokens * row_elements(tensor);
+  size_t bytes = count * sizeof(float);
+  if (bf16_) {
+    bytes = count * sizeof(uint16_t);
+    bf16_rows_.resize(std::max(bf16_rows_.size(), count));
+    parallel_for_ranges(count, kConvertGrain, [&](size_t begin, size_t end) {
+      float_to_bf16(rows + begin, end - begin, bf16_rows_.data() + begin);
+    });
+    write_all(file_, bf16_rows_.data(), bytes, file_bytes_);
+  } else {
+    write_all(file_, rows, bytes, file_bytes_);
+  }
+  extents_[layer * kTensors + static_cast<size_t>(tensor)].push_back(
+      {first_token, num_tokens, file_bytes_});
+  file_bytes_ += static_cast<int64_t>(bytes);
+}
+
+void SpillRows::append(const LayerActivations& activations, size_t first_token) {
+  const size_t layer = activations.layer, count = activations.num_tokens;
+  extents(layer, CaptureTensor::kK);  // checks the layer
+  write(layer, CaptureTensor::kK, activations.k, first_token, count);
+  write(layer, CaptureTensor::kV, activations.v, first_token, count);
+  if (first_token + count > queries_from_)
+    write(layer, CaptureTensor::kQ, activations.q, first_token, count);
+}
+
+void SpillRows::read(size_t layer, CaptureTensor tensor, size_t begin, size_t end,
+                     float* destination) const {
+  const size_t row = row_elements(tensor);
+  const size_t item_bytes = bf16_ ? sizeof(uint16_t) : sizeof(float);
+  size_t filled = 0;
+  for (const Extent& extent : extents(layer, tensor)) {
+    const size_t from = std::max(begin, extent.first_token);
+    const size_t to = std::min(end, extent.first_token + extent.num_tokens);
+    if (from >= to) continue;
+    const size_t count = (to - from) * row;
+    const int64_t offset =
+        extent.file_offset + static_cast<int64_t>((from - extent.first_token) * row * item_bytes);
+    float* target = destination + (from - begin) * row;
+    if (bf16_) {
+      bf16_rows_.resize(std::max(bf16_rows_.size(), count));
+      read_all(file_, bf16_rows_.data(), count * item_bytes, offset);
+      parallel_for_ranges(count, kConvertGrain, [&](size_t a, size_t b) {
+        bf16_to_float(bf16_rows_.data() + a, b - a, target + a);
+      });
+    } else {
+      read_all(file_, target, count * item_bytes, offset);
+    }
+    filled += to - from;
+  }
+  OSCAR_CHECK(filled == end - begin, "temporary file of the calibration: tokens [", begin, ", ",
+              end, ") of ", tensor_name(tensor), " were not kept");
+}
+
+}  // namespace oscar

@@ -1,0 +1,59 @@
+// Where calibration gets its activations: a capture file, or a model run over token sequences.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/progress.h"
+#include "calib/activation_rows.h"
+#include "calib/statistics.h"
+#include "io/capture_file.h"
+#include "model/transformer.h"
+
+namespace oscar {
+
+// Identity of model and text, copied into what is written.
+struct Provenance {
+  std::string model_architecture, model_sha256, tokenizer_sha256, text_sha256, tool_version;
+  double rope_theta = 0.0;
+  size_t num_layers = 0;  // of the model
+};
+
+class ActivationSource {
+ public:
+  virtual ~ActivationSource() = default;
+  virtual const HeadGeometry& geometry() const = 0;
+  virtual const Provenance& provenance() const = 0;
+  virtual const std::vector<size_t>& sequence_offsets() const = 0;  // [num_sequences + 1]
+  // Groups of layers to be visited together, in order: single layers where the source can be read
+  // layer by layer, all of them where one pass yields everything.
+  virtual std::vector<std::vector<size_t>> layer_batches() const = 0;
+  // Shows every sequence of the batch's layers to the observer once, whole sequences, with
+  // LayerActivations::sequence = sequence number. o and lse are given when `outputs` is set.
+  // Throws Error naming layer, sequence, tensor, token and head when a value is not finite.
+  virtual void visit(const std::vector<size_t>& layers, bool outputs, LayerObserver& observer,
+                     const Progress& progress) = 0;
+  // Keys and values of every token, queries from `queries_from()` on; valid after visit().
+  virtual const ActivationRows& rows() const = 0;
+
+  size_t num_tokens() const { return sequence_offsets().back(); }
+  size_t num_sequences() const { return sequence_offsets().size() - 1; }
+};
+
+// The reader must outlive the source. first_sequence > 0 leaves a warm-up sequence out.
+std::unique_ptr<ActivationSource> capture_source(const CaptureReader& reader,
+                                                 size_t first_sequence = 0);
+
+struct ModelSourceOptions {
+  std::string spill_folder;  // for the temporary file of keys and values
+  bool spill_bf16 = true;    // false: float32, for comparisons
+  size_t queries_from = 0;   // queries are kept from this token on
+};
+// The model must outlive the source. Every sequence is one forward call.
+std::unique_ptr<ActivationSource> model_source(Transformer& model, const Provenance& provenance,
+                                               std::vector<std::vector<int32_t>> sequences,
+                                               const ModelSourceOptions& options);
+
+}  // namespace oscar
