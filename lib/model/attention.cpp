@@ -1,16 +1,14 @@
 #include "model/attention.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <numbers>
 #include <vector>
 
 #include "base/error.h"
 #include "base/parallel.h"
-#include "model/attention_blocks.h"
 #include "model/attention_tile.h"
-#include "model/kv_cache_state.h"
+#include "model/kv_append.h"
 #include "model/rotate.h"
 
 namespace oscar {
@@ -26,63 +24,6 @@ constexpr size_t kTileTokens = 64;
 constexpr size_t kMaxSplitTokens = 32;
 // Memory for expanded keys and values of a prefill; KV heads are taken in groups that fit.
 constexpr size_t kMaxExpandedFloats = size_t{64} << 20;
-
-void check_finite(const KvCache::State& state, size_t layer, size_t num_tokens, const float* rows,
-                  const char* what) {
-  const size_t width = state.num_kv_heads * state.head_dim;
-  const size_t first = state.layers[layer].length;
-  parallel_for_ranges(num_tokens, kTileTokens, [&](size_t begin, size_t end) {
-    constexpr uint32_t kExponent = 0x7f800000U;
-    uint32_t worst = 0;
-    for (size_t i = begin * width; i < end * width; ++i) {
-      worst = std::max(worst, std::bit_cast<uint32_t>(rows[i]) & kExponent);
-    }
-    if (worst != kExponent) return;
-    for (size_t i = begin * width; i < end * width; ++i) {
-      OSCAR_CHECK(std::isfinite(rows[i]), "layer ", layer, ": ", what, " of token ",
-                  first + i / width, ", KV head ", i % width / state.head_dim, ", dimension ",
-                  i % state.head_dim, " is not finite (", rows[i], ")");
-    }
-  });
-}
-
-// Centers, rotates and stores the new rows, one page a work item.
-void store_rows(KvCache::State& state, size_t layer, size_t num_tokens, const float* k,
-                const float* v) {
-  LayerCache& cache = state.layers[layer];
-  const size_t first = cache.length;
-  state.reserve_rows(cache, first, first + num_tokens);
-  const size_t row = state.num_kv_heads * state.head_dim;
-  const size_t width = padded_width(state.head_dim);
-  const size_t first_page = first / kPageTokens;
-  const size_t num_pages = (first + num_tokens - 1) / kPageTokens - first_page + 1;
-  parallel_for(num_pages, [&](size_t item) {
-    const size_t begin = std::max(first, (first_page + item) * kPageTokens);
-    const size_t end = std::min(first + num_tokens, (first_page + item + 1) * kPageTokens);
-    const size_t count = end - begin;
-    const float* sources[2] = {k + (begin - first) * row, v + (begin - first) * row};
-    if (!state.arm->quantized) {
-      state.write_rows(cache, begin, count, sources[0], sources[1]);
-      return;
-    }
-    std::vector<float> stored[2];
-    std::vector<float> rotated(count * width);
-    for (const Side side : {kKeySide, kValueSide}) {
-      const PreparedSide& prepared = (*state.prepared)[layer].sides[side];
-      stored[side].resize(count * row);
-      for (size_t head = 0; head < state.num_kv_heads; ++head) {
-        rotate_rows(sources[side] + head * state.head_dim, row, count, state.head_dim,
-                    state.side_arm(layer, side).mean_of(head),
-                    prepared.rotated ? prepared.rotation[head] : nullptr, rotated.data());
-        for (size_t i = 0; i < count; ++i) {
-          std::copy_n(rotated.data() + i * width, state.head_dim,
-                      stored[side].data() + i * row + head * state.head_dim);
-        }
-      }
-    }
-    state.write_rows(cache, begin, count, stored[0].data(), stored[1].data());
-  });
-}
 
 // Arguments of one call, shared by the work items.
 struct Call {
@@ -261,34 +202,44 @@ void attend_tiles(const Call& call, size_t num_tokens) {
 
 void append_and_attend(KvCache& cache, size_t layer, size_t num_tokens, const float* q,
                        const float* k, const float* v, float* o, float* lse) {
-  KvCache::State& state = cache.state();
-  OSCAR_CHECK(layer < state.num_layers, "attention: layer ", layer, " of ", state.num_layers);
   if (num_tokens == 0) return;
-  check_finite(state, layer, num_tokens, k, "key");
-  check_finite(state, layer, num_tokens, v, "value");
-  LayerCache& rows = state.layers[layer];
-  const WindowPlan plan = plan_windows(state, layer, num_tokens);
-  store_rows(state, layer, num_tokens, k, v);
-  const size_t first_position = rows.length;
-  rows.length += num_tokens;
-  if (state.arm->quantized) {
-    for (const Side side : {kKeySide, kValueSide}) state.pack(layer, side, plan.ends[side].back());
-  }
-  const Call call{state, layer, plan, first_position, q, o, lse};
+  KvCache::State& state = cache.state();
+  const WindowPlan plan = begin_append(state, layer, num_tokens, k, v);
+  const Call call{state, layer, plan, state.layers[layer].length - num_tokens, q, o, lse};
   if (num_tokens <= kMaxSplitTokens) {
     attend_split(call, num_tokens);
   } else {
     attend_tiles(call, num_tokens);
   }
-  if (!state.arm->quantized) return;
-  for (const Side side : {kKeySide, kValueSide}) state.pack(layer, side, plan.end_after[side]);
-  rows.serving_end = plan.serving_end_after;
-  state.drop_packed_pages(rows);
+  end_append(state, layer, plan);
   if (layer == 0) {
     for (const size_t end : plan.ends[kKeySide]) {
       state.tokens_int2_read += end - state.arm->windows.sink;
     }
   }
+}
+
+KvCache quantize_after_prefill(const KvCache& reference, const ModelConfig& config,
+                               std::shared_ptr<const KvArm> arm) {
+  const KvCache::State& source = reference.state();
+  OSCAR_CHECK(!source.arm->quantized, "after-prefill needs the cache of a reference arm, got ",
+              source.arm->name);
+  KvCache cache(config, std::move(arm));
+  const size_t row = source.num_kv_heads * source.head_dim;
+  for (size_t layer = 0; layer < source.num_layers; ++layer) {
+    const LayerCache& rows = source.layers[layer];
+    if (rows.length == 0) continue;
+    std::vector<float> k(rows.length * row);
+    std::vector<float> v(rows.length * row);
+    for (size_t head = 0; head < source.num_kv_heads; ++head) {
+      const size_t offset = head * source.head_dim;
+      source.read_rows(rows, kKeySide, head, 0, rows.length, k.data() + offset, row);
+      source.read_rows(rows, kValueSide, head, 0, rows.length, v.data() + offset, row);
+    }
+    end_append(cache.state(), layer,
+               begin_append(cache.state(), layer, rows.length, k.data(), v.data()));
+  }
+  return cache;
 }
 
 }  // namespace oscar

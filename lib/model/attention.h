@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "model/kv_cache.h"
 
@@ -23,5 +24,11 @@ namespace oscar {
 // Throws Error naming layer, head and token when a key or value is not finite.
 void append_and_attend(KvCache& cache, size_t layer, size_t num_tokens, const float* q,
                        const float* k, const float* v, float* o, float* lse);
+
+// The cache of `arm` as if its prefill had attended in high precision: takes the rows of a
+// reference arm's cache, packs what lies outside the windows and continues from there (mode
+// "after-prefill": one prefill serves all arms). Throws Error when `reference` is quantized.
+KvCache quantize_after_prefill(const KvCache& reference, const ModelConfig& config,
+                               std::shared_ptr<const KvArm> arm);
 
 }  // namespace oscar

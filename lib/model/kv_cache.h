@@ -49,6 +49,7 @@ class KvCache {
 
   struct State;  // defined in kv_cache_state.h; used by attention
   State& state() { return *state_; }
+  const State& state() const { return *state_; }
 
  private:
   explicit KvCache(std::unique_ptr<State> state);

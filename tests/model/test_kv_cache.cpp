@@ -174,6 +174,28 @@ TEST_CASE("truncate returns to the shorter cache or refuses", "[kv_cache]") {
   CHECK(split(serving) == Split{64, 0, 136});
 }
 
+TEST_CASE("a reference cache can be quantized after its prefill", "[kv_cache]") {
+  const Geometry g{.num_kv_heads = 2, .group = 2, .head_dim = 64, .num_layers = 2};
+  const Rows rows = random_rows(g, 300, 14);
+  const Rows next = random_rows(g, 40, 15);
+  const auto arm =
+      make_test_arm(g, {.windows = {.sink = 64, .recent = 100}, .key_block = 32, .centered = true});
+  KvCache reference(g.config(), make_reference_arm(HighPrecision::kFp32));
+  KvCache direct(g.config(), arm);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    run(reference, g, rows, 0, 300, {}, layer);
+    run(direct, g, rows, 0, 300, {}, layer);
+  }
+  KvCache converted = quantize_after_prefill(reference, g.config(), arm);
+  CHECK(converted.length() == 300);
+  CHECK(converted.counters().tokens_int2_read == 0);
+  CHECK(converted.counters().tokens_int2_written == direct.counters().tokens_int2_written);
+  // Keys and values of the prefill are the same, so what follows is the same to the bit.
+  CHECK(run(converted, g, next, 0, 40, {7}, 1).o == run(direct, g, next, 0, 40, {}, 1).o);
+  CHECK_THROWS_WITH(quantize_after_prefill(direct, g.config(), arm),
+                    Catch::Contains("needs the cache of a reference arm, got test"));
+}
+
 TEST_CASE("arms that do not fit the model are refused", "[kv_cache]") {
   const Geometry g{.num_kv_heads = 2, .group = 2, .head_dim = 64, .num_layers = 2};
   const auto broken = [&](auto change) {
