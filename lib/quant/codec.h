@@ -8,24 +8,22 @@
 #include <string>
 #include <vector>
 
+#include "quant/int2_format.h"
+
 namespace oscar {
 
-enum class PackOrder : uint8_t {
-  kConsecutive,
-  kQuartered
-};  // byte j = dims 4j..4j+3 | dims j, j+D/4, j+D/2, j+3D/4
-enum class MetaFormat : uint8_t {
-  kScaleZeroFp32,  // upstream: value = (code - zero) * scale, zero = -min / scale, not rounded to
-                   // an integer
-  kScaleZeroBf16,
-  kScaleZeroFp16,
-  kScaleMinFp16,  // ours: value = code * scale + min, codes chosen with the unrounded pair (rtn) or
-                  // for the stored pair (feedback)
-  kScaleMinFp16First,  // vLLM: the pair is rounded to fp16 before the codes are chosen
-  kLog8,  // 8-bit logarithmic scale s_max * 2^(-n/32) and 8-bit zero (best_recipe step 8)
+// How the clip threshold of a row follows from the ratio (formats.md 7.1 and 7.2).
+enum class ClipRule : uint8_t {
+  kOrderStatistic,  // entry min(D - 1, floor(ratio * D)) of |row| sorted ascending
+  kBisect,          // upstream's flush kernel: log2 D bisection steps on [0, max |row|]
+  kQuantile,        // vLLM: interpolated quantile at position (D - 1) * ratio
 };
-enum class ClipRule : uint8_t { kOrderStatistic, kBisect, kQuantile };
-enum class Levels : uint8_t { kUniform, kLloydMax, kLloydExact };
+// Reconstruction levels; the Lloyd variants need 2 bits and one group per row.
+enum class Levels : uint8_t {
+  kUniform,
+  kLloydMax,    // Gaussian thresholds, uniform levels of scale 2C/3 * 1.16 * std
+  kLloydExact,  // Gaussian thresholds and centroids; the pair stored is (std, mean)
+};
 enum class GroupAxis : uint8_t {
   kChannels,  // groups of consecutive dims inside one token's row (everything but KIVI keys)
   kTokens,    // one group = `group` consecutive tokens of one channel (KIVI keys)
@@ -55,7 +53,7 @@ struct CodecSpec {
   GroupAxis axis = GroupAxis::kChannels;
   MetaFormat meta = MetaFormat::kScaleMinFp16;
   PackOrder order = PackOrder::kConsecutive;
-  double clip_ratio = 0.0;  // [0, 1]; 0 = off
+  double clip_ratio = 0.0;  // [0, 1]; 0 = off. rtn only: the feedback encoder has start_clip
   ClipRule clip_rule = ClipRule::kOrderStatistic;
   Levels levels = Levels::kUniform;
   Encoder encoder = Encoder::kRtn;
@@ -71,14 +69,14 @@ void check(const CodecSpec& spec);
 // Bits per element of the stored rows, metadata included, windows not: bits + 2 * meta bits / group
 // (log8: + 16 / group).
 double nominal_bits(const CodecSpec& spec);
-int meta_bits(MetaFormat meta);  // bits of one of the two stored values: 32, 16 or 8
 
 // Attention-weighted metric of one (layer, head, side): A = R^T M R / mean(diag) + damping I and
 // its unit lower triangular factor (best_recipe step 4).
 struct EncoderMetric {
   int head_dim = 0;
-  std::vector<float> a;  // [D, D] row-major, symmetric
-  std::vector<float> l;  // [D, D] row-major, unit lower triangular: A = C C^T, L = C diag(C)^-1
+  std::vector<float> a;      // [D, D] row-major, symmetric
+  std::vector<float> l;      // [D, D] row-major, unit lower triangular: A = C C^T, L = C diag(C)^-1
+  std::vector<float> pivot;  // [D], diag(C)^2: A = L diag(pivot) L^T
 };
 
 // Builds the metric from M already expressed in rotated coordinates (R^T M R), in double. Throws
@@ -88,10 +86,17 @@ EncoderMetric make_encoder_metric(const double* rotated_m, int head_dim, double 
 // Counts what happened while encoding; sums over calls.
 struct EncodeStats {
   size_t rows = 0;
-  size_t meta_fallbacks =
-      0;  // rows stored with scale 1 because the metadata type could not hold the pair
+  size_t meta_fallbacks = 0;   // groups stored with scale 1: constant, or the metadata type could
+                               // not hold the pair
   size_t gain_clamped = 0;     // rows whose gain hit its clamp [0.8, 1.5]
-  size_t scale_saturated = 0;  // log8: scale above s_max
+  size_t scale_saturated = 0;  // log8: rows whose scale is above s_max
+
+  void add(const EncodeStats& other) {
+    rows += other.rows;
+    meta_fallbacks += other.meta_fallbacks;
+    gain_clamped += other.gain_clamped;
+    scale_saturated += other.scale_saturated;
+  }
 };
 
 // Encodes and decodes rows [token, D] (already centered and rotated) of one head. Thread-safe: all
