@@ -85,6 +85,7 @@ typename V::Reg exp2_nonpositive(typename V::Reg x) {
   const typename V::Reg whole = V::round(bounded);
   const typename V::Reg f = V::sub(bounded, whole);
   typename V::Reg p = V::set(kExp2[5]);
+#pragma GCC unroll 8
   for (int i = 4; i >= 0; --i) p = V::fma(p, f, V::set(kExp2[i]));
   p = V::fma(p, f, V::set(1.0F));
   return V::scale_by_power_of_two(p, whole);
@@ -97,50 +98,78 @@ float exp2_scalar(float x) {
   return lanes[0];
 }
 
+// Raises the running maximum of row r to block_max, rescaling what was summed so far; returns it.
 template <class V>
-void softmax(const SoftmaxBlock& block) {
+float raise_maximum(const SoftmaxBlock& block, size_t r, float block_max) {
+  const float running = block.max_score[r];
+  if (!(block_max > running)) return running;
+  const float factor = running == -__builtin_inff() ? 0.0F : exp2_scalar<V>(running - block_max);
+  block.max_score[r] = block_max;
+  block.sum[r] *= factor;
+  float* out = block.out + r * block.out_width;
+  for (size_t d = 0; d < block.out_width; d += V::kWidth) {
+    V::store(out + d, V::mul(V::load(out + d), V::set(factor)));
+  }
+  return block_max;
+}
+
+// A row that sees all 64 keys: the scores stay in registers.
+template <class V>
+void softmax_full_row(const SoftmaxBlock& block, size_t r) {
+  using Reg = typename V::Reg;
+  constexpr size_t kCount = kKeyBlock / V::kWidth;
+  float* scores = block.scores + r * kKeyBlock;
+  Reg s[kCount];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kCount; ++i) s[i] = V::load(scores + i * V::kWidth);
+  Reg maximum = s[0];
+#pragma GCC unroll 16
+  for (size_t i = 1; i < kCount; ++i) maximum = V::max(maximum, s[i]);
+  const Reg shift = V::set(raise_maximum<V>(block, r, V::reduce_max(maximum)));
+  Reg total = V::set(0.0F);
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kCount; ++i) {
+    s[i] = exp2_nonpositive<V>(V::sub(s[i], shift));
+    V::store(scores + i * V::kWidth, s[i]);
+    total = V::add(total, s[i]);
+  }
+  block.sum[r] += V::reduce_add(total);
+}
+
+template <class V>
+void softmax_partial_row(const SoftmaxBlock& block, size_t r, size_t visible) {
   using Reg = typename V::Reg;
   const Reg hidden = V::set(-__builtin_inff());
+  float* scores = block.scores + r * kKeyBlock;
+  Reg maximum = hidden;
+  for (size_t j = 0; j < visible; j += V::kWidth) {
+    maximum = V::max(maximum, V::keep_first(V::load(scores + j), visible - j, hidden));
+  }
+  const Reg shift = V::set(raise_maximum<V>(block, r, V::reduce_max(maximum)));
+  Reg total = V::set(0.0F);
+  for (size_t j = 0; j < block.width; j += V::kWidth) {
+    Reg p = V::set(0.0F);
+    if (j < visible) {
+      p = V::keep_first(exp2_nonpositive<V>(V::sub(V::load(scores + j), shift)), visible - j, p);
+    }
+    V::store(scores + j, p);
+    total = V::add(total, p);
+  }
+  block.sum[r] += V::reduce_add(total);
+}
+
+template <class V>
+void softmax(const SoftmaxBlock& block) {
   for (size_t r = 0; r < block.num_rows; ++r) {
-    float* scores = block.scores + r * kKeyBlock;
     const size_t visible = block.num_visible[r];
-    if (visible == 0) {
+    if (visible == kKeyBlock) {
+      softmax_full_row<V>(block, r);
+    } else if (visible > 0) {
+      softmax_partial_row<V>(block, r, visible);
+    } else {
+      float* scores = block.scores + r * kKeyBlock;
       for (size_t j = 0; j < block.width; j += V::kWidth) V::store(scores + j, V::set(0.0F));
-      continue;
     }
-    Reg maximum = hidden;
-    for (size_t j = 0; j < block.width; j += V::kWidth) {
-      Reg s = V::load(scores + j);
-      if (visible < j + V::kWidth) {
-        s = V::keep_first(s, visible > j ? visible - j : 0, hidden);
-        V::store(scores + j, s);
-      }
-      maximum = V::max(maximum, s);
-    }
-    const float block_max = V::reduce_max(maximum);
-    float running = block.max_score[r];
-    if (block_max > running) {
-      const float factor =
-          running == -__builtin_inff() ? 0.0F : exp2_scalar<V>(running - block_max);
-      running = block_max;
-      block.max_score[r] = running;
-      block.sum[r] *= factor;
-      float* out = block.out + r * block.out_width;
-      for (size_t d = 0; d < block.out_width; d += V::kWidth) {
-        V::store(out + d, V::mul(V::load(out + d), V::set(factor)));
-      }
-    }
-    const Reg shift = V::set(running);
-    Reg total = V::set(0.0F);
-    for (size_t j = 0; j < block.width; j += V::kWidth) {
-      Reg p = exp2_nonpositive<V>(V::sub(V::load(scores + j), shift));
-      if (visible < j + V::kWidth) {
-        p = V::keep_first(p, visible > j ? visible - j : 0, V::set(0.0F));
-      }
-      V::store(scores + j, p);
-      total = V::add(total, p);
-    }
-    block.sum[r] += V::reduce_add(total);
   }
 }
 
