@@ -133,14 +133,23 @@ TEST_CASE("forks share pages and do not see each other", "[kv_cache]") {
     run(base, g, prefix, 0, 500, {});
     KvCache first = base.fork();
     KvCache second = base.fork();
-    const Outputs a = run(first, g, left, 0, 90, {1, 40});
-    const Outputs b = run(second, g, right, 0, 90, {64});
-    const Outputs again = run(base, g, left, 0, 90, {});
-    CHECK(a.o == again.o);
-    CHECK(a.o != b.o);
-    KvCache alone(g.config(), arm);
-    run(alone, g, prefix, 0, 500, {});
-    CHECK(run(alone, g, right, 0, 90, {}).o == b.o);
+    // In turns, so that rows written by one would be read by the other.
+    const Outputs a0 = run(first, g, left, 0, 60, {1, 40});
+    const Outputs b0 = run(second, g, right, 0, 60, {64});
+    const Outputs a1 = run(first, g, left, 60, 90, {});
+    const Outputs b1 = run(second, g, right, 60, 90, {10});
+    const auto alone = [&](const Rows& rows) {
+      KvCache cache(g.config(), arm);
+      run(cache, g, prefix, 0, 500, {});
+      return run(cache, g, rows, 0, 90, {}).o;
+    };
+    const auto joined = [](std::vector<float> head, const std::vector<float>& tail) {
+      head.insert(head.end(), tail.begin(), tail.end());
+      return head;
+    };
+    CHECK(joined(a0.o, a1.o) == alone(left));
+    CHECK(joined(b0.o, b1.o) == alone(right));
+    CHECK(run(base, g, left, 0, 90, {}).o == alone(left));
   }
 }
 
