@@ -25,7 +25,7 @@ struct TinyModel {
   bool fused_qkv = false;       // GGUF only
   uint64_t seed = 1;
   // Weights by Hugging Face name, [rows, columns] row-major or [n]; values that bfloat16 holds.
-  std::map<std::string, std::pair<std::vector<size_t>, std::vector<float>>> weights;
+  std::map<std::string, std::pair<std::vector<size_t>, std::vector<float>>> weights = {};
 
   TinyModel& fill() {
     oscar::Random random(seed);
