@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "io/gguf.h"
 #include "io/gguf_types.h"
+#include "io/printable.h"
 
 namespace oscar {
 namespace {
@@ -73,15 +74,6 @@ class Cursor {
   const MappedFile& file_;
   size_t offset_ = 0;
 };
-
-// Control characters of hostile names do not belong into a message.
-std::string printable(std::string_view name) {
-  std::string text(name.substr(0, 80));
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return "\"" + text + "\"";
-}
 
 }  // namespace
 
@@ -149,6 +141,8 @@ class GgufParser {
     const std::string what = "key " + printable(value.key);
     OSCAR_CHECK(!value.key.empty() && value.key.size() <= kMaxKey, path, ": ", what,
                 ": expected 1..", kMaxKey, " bytes, got ", value.key.size());
+    OSCAR_CHECK(!has_control_characters(value.key), path, ": ", what,
+                ": the key contains control characters");
     value.type = static_cast<GgufType>(cursor.read<uint32_t>(what + " type"));
     value.element_type = value.type;
     uint64_t count = 1;
@@ -208,6 +202,8 @@ class GgufParser {
       OSCAR_CHECK(!tensor.name.empty() && tensor.name.size() < kMaxTensorName, path, ": ", what,
                   ": expected a name of 1..", kMaxTensorName - 1, " bytes, got ",
                   tensor.name.size());
+      OSCAR_CHECK(!has_control_characters(tensor.name), path, ": ", what,
+                  ": the name contains control characters");
       read_shape(cursor, path, what, tensor);
       offsets.push_back(cursor.read<uint64_t>(what + " offset"));
       tensor.file = file_.files_.size() - 1;

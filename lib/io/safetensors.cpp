@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "io/json_file.h"
+#include "io/printable.h"
 
 namespace oscar {
 namespace {
@@ -93,7 +94,8 @@ class SafeTensorsParser {
 
   static Entry read_entry(const std::string& path, const std::string& name, const JsonValue& value,
                           size_t data_bytes) {
-    const std::string what = path + ": tensor \"" + name.substr(0, 200) + "\"";
+    const std::string what = cat(path, ": tensor ", printable(name));
+    OSCAR_CHECK(!has_control_characters(name), what, ": the name contains control characters");
     const JsonObject object(value, what);
     Entry entry;
     entry.tensor.name = name;
@@ -172,12 +174,13 @@ std::shared_ptr<const SafeTensors> SafeTensors::open_folder(const std::string& f
               ": weight_map: expected an object of file names");
   std::map<std::string, std::set<std::string_view>> names_by_file;
   for (const auto& [name, file] : map->members) {
-    OSCAR_CHECK(file.is_string(), index_path, ": weight_map: ", name, ": expected a file name");
+    OSCAR_CHECK(file.is_string(), index_path, ": weight_map: ", printable(name),
+                ": expected a file name");
     const std::string& text = file.text;
     OSCAR_CHECK(!text.empty() && text.find_first_of("/\\") == std::string::npos &&
-                    text.find("..") == std::string::npos && text.find('\0') == std::string::npos,
-                index_path, ": weight_map: ", name, ": \"", text,
-                "\" is not a plain file name of this folder");
+                    text.find("..") == std::string::npos && !has_control_characters(text),
+                index_path, ": weight_map: ", printable(name), ": ", printable(text),
+                " is not a plain file name of this folder");
     names_by_file[text].insert(name);
   }
   auto all = std::make_shared<SafeTensors>();
@@ -192,7 +195,7 @@ std::shared_ptr<const SafeTensors> SafeTensors::open_folder(const std::string& f
     if (parser.add_file(path, &names) == names.size()) continue;
     std::set<std::string_view> missing = names;
     for (size_t i = first; i < all->tensors_.size(); ++i) missing.erase(all->tensors_[i].name);
-    fail(index_path, ": lists tensor ", *missing.begin(), " in ", file,
+    fail(index_path, ": lists tensor ", printable(*missing.begin()), " in ", file,
          ", which does not hold it (", missing.size(), " missing)");
   }
   parser.build_index();

@@ -222,6 +222,7 @@ TEST_CASE("hostile GGUF tensors are refused by name", "[gguf]") {
   CHECK_THAT(with("t", {32}, 4, 0), Contains("unknown type 4"));
   CHECK_THAT(with("t", {4}, 0, 0), Contains("overlap"));
   CHECK_THAT(with("", {4}, 0, 0), Contains("expected a name"));
+  CHECK_THAT(with("a\nb", {4}, 0, 0), Contains("\"a?b\": the name contains control characters"));
   CHECK_THAT(with(std::string(64, 'n').c_str(), {4}, 0, 0), Contains("expected a name"));
 }
 

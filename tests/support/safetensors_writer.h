@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "support/gguf_writer.h"
 
 namespace oscar_test {
@@ -22,11 +23,10 @@ class SafeTensorsWriter {
   void tensor(const std::string& name, const std::string& dtype, const std::vector<size_t>& shape,
               const Bytes& bytes) {
     std::string extents;
-    for (const size_t extent : shape)
-      extents += (extents.empty() ? "" : ",") + std::to_string(extent);
-    header_ += (header_.empty() ? "" : ",") + ("\"" + name + "\":{\"dtype\":\"" + dtype) +
-               "\",\"shape\":[" + extents + "],\"data_offsets\":[" + std::to_string(data_.size()) +
-               "," + std::to_string(data_.size() + bytes.size()) + "]}";
+    for (const size_t extent : shape) extents += oscar::cat(extents.empty() ? "" : ",", extent);
+    header_ += oscar::cat(header_.empty() ? "" : ",", "\"", name, "\":{\"dtype\":\"", dtype,
+                          "\",\"shape\":[", extents, "],\"data_offsets\":[", data_.size(), ",",
+                          data_.size() + bytes.size(), "]}");
     append(data_, bytes.data(), bytes.size());
   }
   void tensor_f32(const std::string& name, const std::vector<size_t>& shape,
@@ -36,9 +36,9 @@ class SafeTensorsWriter {
     tensor(name, "F32", shape, bytes);
   }
   Bytes bytes() const {
-    return safetensors_bytes(
-        "{\"__metadata__\":{\"format\":\"pt\"}" + (header_.empty() ? "" : "," + header_) + "}  ",
-        data_);
+    return safetensors_bytes(oscar::cat("{\"__metadata__\":{\"format\":\"pt\"}",
+                                        header_.empty() ? "" : ",", header_, "}  "),
+                             data_);
   }
   void write(const std::string& path) const { write_file(path, bytes()); }
 
