@@ -1,11 +1,11 @@
 // The tokenizer of a Hugging Face folder: tokenizer.json and the configuration files beside it
 // (formats.md 12).
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "base/error.h"
 #include "model/tokenizer_spec.h"
@@ -18,10 +18,14 @@ using nlohmann::json;
 
 std::string read_text(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  OSCAR_CHECK(in.good() && text.good(), path.string(), ": cannot be read");
-  return text.str();
+  OSCAR_CHECK(in.is_open(), path.string(), ": cannot be opened");
+  std::string text;
+  std::array<char, 1 << 16> block;
+  while (in.read(block.data(), block.size()) || in.gcount() > 0) {
+    text.append(block.data(), static_cast<size_t>(in.gcount()));
+  }
+  OSCAR_CHECK(!in.bad(), path.string(), ": cannot be read");
+  return text;
 }
 
 json read_object(const fs::path& path) {
