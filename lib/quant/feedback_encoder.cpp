@@ -76,8 +76,10 @@ void start_from_grid(const RowEncoder& encoder, RowBatch& batch) {
   for (size_t lane = 0; lane < lanes; ++lane) {
     const int index = batch.best_index[lane] < 0 ? kGridSize - 1 : batch.best_index[lane];
     const size_t best = static_cast<size_t>(index) * lanes + lane;
-    batch.scale[lane] = batch.candidate_scale[best];
-    batch.low[lane] = batch.candidate_low[best];
+    // The mean of a constant row is rounded: its range must not become the rounding error.
+    const bool constant = batch.minimum[lane] == batch.maximum[lane];
+    batch.scale[lane] = constant ? 0.0F : batch.candidate_scale[best];
+    batch.low[lane] = constant ? batch.minimum[lane] : batch.candidate_low[best];
   }
 }
 

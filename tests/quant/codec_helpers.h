@@ -34,8 +34,10 @@ inline std::vector<float> normal_rows(uint64_t seed, size_t rows, size_t head_di
   return values;
 }
 
-// A = B^T B of random rows with decaying column energies: far from diagonal, full rank.
-inline std::shared_ptr<const oscar::EncoderMetric> random_metric(uint64_t seed, int head_dim) {
+// A = B^T B of random rows with decaying energies: far from diagonal. evenness adds that multiple
+// of the mean of the diagonal to the diagonal.
+inline std::shared_ptr<const oscar::EncoderMetric> random_metric(uint64_t seed, int head_dim,
+                                                                 double evenness = 0.0) {
   oscar::Random random(seed);
   const auto size = static_cast<size_t>(head_dim);
   std::vector<double> mix(size * size), m(size * size, 0.0);
@@ -45,6 +47,9 @@ inline std::shared_ptr<const oscar::EncoderMetric> random_metric(uint64_t seed, 
   for (size_t k = 0; k < size; ++k)
     for (size_t i = 0; i < size; ++i)
       for (size_t j = 0; j < size; ++j) m[i * size + j] += mix[k * size + i] * mix[k * size + j];
+  double trace = 0.0;
+  for (size_t i = 0; i < size; ++i) trace += m[i * size + i];
+  for (size_t i = 0; i < size; ++i) m[i * size + i] += evenness * trace / head_dim;
   return std::make_shared<oscar::EncoderMetric>(oscar::make_encoder_metric(m.data(), head_dim));
 }
 
