@@ -56,6 +56,7 @@ class RowCodec final : public Codec {
     for (size_t first = 0; first < num_blocks; first += lanes) {
       batch.first_row = first;
       batch.count = static_cast<int>(std::min(lanes, num_blocks - first));
+      batch.period = period_of(batch.count);
       batch.rows = rows + first * row_stride;
       encode_batch(batch);
       write_batch(batch, out + first * encoder_.format.row_bytes());
@@ -93,10 +94,17 @@ class RowCodec final : public Codec {
   }
 
  private:
+  // A few rows alone would leave most lanes idle: the feedback encoder repeats them.
+  int period_of(int count) const {
+    int period = encoder_.kernels->lanes;
+    while (encoder_.spec.encoder == Encoder::kFeedback && count <= period / 2) period /= 2;
+    return period;
+  }
+
   void encode_batch(RowBatch& batch) const {
     const CodecSpec& spec = encoder_.spec;
     const int bad = encoder_.kernels->load_rows(batch.rows, batch.row_stride, batch.count,
-                                                spec.head_dim, batch.x.data());
+                                                batch.period, spec.head_dim, batch.x.data());
     OSCAR_CHECK(bad < 0, "codec: row ", batch.first_row + static_cast<size_t>(bad),
                 " holds a NaN or an infinity");
     if (spec.encoder == Encoder::kFeedback) {
@@ -159,14 +167,13 @@ void RowBatch::resize(const RowEncoder& encoder) {
   row_scratch.resize(2 * size);
   pairs.resize(groups * lanes);
   for (auto* values : {&minimum, &maximum, &scale, &low}) values->resize(groups * lanes);
-  for (auto* values : {&threshold, &best_cost, &products[0], &products[1], &products[2],
-                       &products[3], &products[4]})
+  for (auto* values : {&threshold, &best_cost, &best_scale, &best_low, &products[0], &products[1],
+                       &products[2], &products[3], &products[4]})
     values->resize(lanes);
   best_index.resize(lanes);
   if (encoder.spec.encoder != Encoder::kFeedback) return;
   const FeedbackOptions& options = encoder.spec.feedback;
-  const size_t tried = options.multipliers.size() * static_cast<size_t>(options.refits + 1);
-  const size_t candidates = std::max<size_t>(tried, 36);
+  const size_t candidates = std::max<size_t>(options.multipliers.size(), 36);
   error.resize(size * lanes * kMaxCandidatesAtOnce);
   trial.resize(size * lanes * kMaxCandidatesAtOnce);
   candidate_scale.resize(candidates * lanes);

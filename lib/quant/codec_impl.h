@@ -44,25 +44,27 @@ struct RowEncoder {
 struct RowBatch {
   const float* rows = nullptr;  // first row of the batch
   size_t row_stride = 0;
-  int count = 0;                 // rows, 1 .. lanes
+  int count = 0;   // rows, 1 .. lanes
+  int period = 0;  // lane l works on row l % period: lanes / period replicas of each row, which
+                   // share out the candidates of the feedback encoder
   size_t first_row = 0;          // its number in the call, for messages
   EncodeStats* stats = nullptr;  // never null here
 
-  std::vector<float> x;                               // [D][lanes]
-  std::vector<float> y;                               // [D][lanes], dequantized
-  std::vector<uint8_t> codes;                         // [D][lanes]
-  std::vector<StoredPair> pairs;                      // [groups][lanes]
-  std::vector<float> threshold;                       // [lanes]
-  std::vector<float> minimum, maximum, scale, low;    // [groups][lanes]
-  std::vector<float> row_scratch;                     // [2 D]
-  std::vector<float> error;                           // [D][lanes * kMaxCandidatesAtOnce]
-  std::vector<uint8_t> trial;                         // as error
-  std::vector<float> candidate_scale, candidate_low;  // [candidates][lanes]
-  std::vector<StoredPair> candidate_pairs;            // [candidates][lanes]
-  std::vector<float> best_cost;                       // [lanes]
-  std::vector<int32_t> best_index;                    // [lanes]
-  std::vector<float> products[5];                     // [lanes]: xx, xy, yy, x1, y1
-  std::vector<uint8_t> packed;                        // [code bytes][lanes]
+  std::vector<float> x;                                // [D][lanes]
+  std::vector<float> y;                                // [D][lanes], dequantized
+  std::vector<uint8_t> codes;                          // [D][lanes]
+  std::vector<StoredPair> pairs;                       // [groups][lanes]
+  std::vector<float> threshold;                        // [lanes]
+  std::vector<float> minimum, maximum, scale, low;     // [groups][lanes]
+  std::vector<float> row_scratch;                      // [2 D]
+  std::vector<float> error;                            // [D][lanes * kMaxCandidatesAtOnce]
+  std::vector<uint8_t> trial;                          // as error
+  std::vector<float> candidate_scale, candidate_low;   // [candidates of a lane][lanes]
+  std::vector<StoredPair> candidate_pairs;             // [candidates of a lane][lanes]
+  std::vector<float> best_cost, best_scale, best_low;  // [lanes]
+  std::vector<int32_t> best_index;  // [lanes], within the round; -1: nothing better than before
+  std::vector<float> products[5];   // [lanes]: xx, xy, yy, x1, y1
+  std::vector<uint8_t> packed;      // [code bytes][lanes]
 
   void resize(const RowEncoder& encoder);
 };

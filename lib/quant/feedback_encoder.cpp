@@ -1,5 +1,6 @@
 // The feedback encoder (best_recipe step 5): start range, multipliers, error feedback, sweeps and
 // refits, chosen by e A e^T.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -12,32 +13,83 @@ namespace {
 constexpr float kGridFractions[6] = {0.44F, 0.54F, 0.64F, 0.74F, 0.86F, 1.0F};
 constexpr int kGridSize = 36;
 
-CandidateArgs candidate_args(const RowEncoder& encoder, RowBatch& batch, size_t first,
-                             int num_candidates) {
+// Candidates are dealt to the replicas of a row: number c is tried by replica c % replicas as its
+// candidate c / replicas. Numbers past the end repeat the last one.
+struct Deal {
+  size_t lanes, period, replicas, total;
+  size_t per_lane() const { return (total + replicas - 1) / replicas; }
+  size_t number(size_t candidate, size_t lane) const {
+    return std::min(candidate * replicas + lane / period, total - 1);
+  }
+};
+
+Deal deal(const RowEncoder& encoder, const RowBatch& batch, size_t total) {
   const auto lanes = static_cast<size_t>(encoder.kernels->lanes);
+  const auto period = static_cast<size_t>(batch.period);
+  return {lanes, period, lanes / period, total};
+}
+
+CandidateArgs candidate_args(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt) {
   return {.x = batch.x.data(),
           .l_panels = encoder.panels.l.data(),
           .a_panels = encoder.panels.a.data(),
           .pivot = encoder.metric->pivot.data(),
           .a_diag = encoder.panels.a_diag.data(),
-          .scale = batch.candidate_scale.data() + first * lanes,
-          .low = batch.candidate_low.data() + first * lanes,
+          .scale = batch.candidate_scale.data(),
+          .low = batch.candidate_low.data(),
           .head_dim = encoder.spec.head_dim,
           .max_code = encoder.rule.max_code,
-          .num_candidates = num_candidates,
+          .num_candidates = static_cast<int>(dealt.per_lane()),
           .sweeps = 0,
           .feedback = false,
           .error = batch.error.data(),
           .trial = batch.trial.data(),
           .best_cost = batch.best_cost.data(),
           .best_index = batch.best_index.data(),
-          .first_index = static_cast<int>(first),
           .codes = nullptr};
 }
 
 void reset_best(RowBatch& batch) {
   batch.best_cost.assign(batch.best_cost.size(), std::numeric_limits<float>::infinity());
+}
+
+// Lane with the cheapest new candidate of a row, dealt.lanes when no replica found a cheaper one.
+// Of equal costs the lower number wins, so that the deal has no influence.
+size_t cheapest_lane(const RowBatch& batch, const Deal& dealt, size_t row) {
+  size_t winner = dealt.lanes, winner_number = 0;
+  for (size_t lane = row; lane < dealt.lanes; lane += dealt.period) {
+    if (batch.best_index[lane] < 0) continue;
+    const size_t number = dealt.number(static_cast<size_t>(batch.best_index[lane]), lane);
+    const bool cheaper = winner == dealt.lanes || batch.best_cost[lane] < batch.best_cost[winner];
+    const bool tied = !cheaper && batch.best_cost[lane] == batch.best_cost[winner];
+    if (cheaper || (tied && number < winner_number)) {
+      winner = lane;
+      winner_number = number;
+    }
+  }
+  return winner;
+}
+
+// Tries what batch.candidate_* hold against the best so far and gives all replicas of a row the
+// winner: cost, scale, low, and (when codes are wanted) stored pair and codes.
+void run_round(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt,
+               const CandidateArgs& args) {
   batch.best_index.assign(batch.best_index.size(), -1);
+  encoder.kernels->try_candidates(args);
+  for (size_t row = 0; row < dealt.period; ++row) {
+    const size_t winner = cheapest_lane(batch, dealt, row);
+    if (winner == dealt.lanes) continue;
+    const size_t best = static_cast<size_t>(batch.best_index[winner]) * dealt.lanes + winner;
+    for (size_t lane = row; lane < dealt.lanes; lane += dealt.period) {
+      batch.best_cost[lane] = batch.best_cost[winner];
+      batch.best_scale[lane] = batch.candidate_scale[best];
+      batch.best_low[lane] = batch.candidate_low[best];
+      if (args.codes == nullptr) continue;
+      batch.pairs[lane] = batch.candidate_pairs[best];
+      for (size_t first = 0; lane != winner && first < batch.codes.size(); first += dealt.lanes)
+        batch.codes[first + lane] = batch.codes[first + winner];
+    }
+  }
 }
 
 // Cheap start: the row clipped at an order statistic. Fills batch.scale and batch.low, [lanes].
@@ -57,74 +109,77 @@ void start_from_clip(const RowEncoder& encoder, RowBatch& batch) {
 // Full start: the cheapest of 6 x 6 ranges around the mean, plain rounding, in the metric.
 void start_from_grid(const RowEncoder& encoder, RowBatch& batch) {
   const CodecSpec& spec = encoder.spec;
-  const auto lanes = static_cast<size_t>(encoder.kernels->lanes);
   const auto steps = static_cast<float>(encoder.rule.max_code);
   std::vector<float>& mean = batch.threshold;
   encoder.kernels->mean(batch.x.data(), spec.head_dim, mean.data());
   encoder.kernels->min_max(batch.x.data(), nullptr, spec.head_dim, spec.head_dim,
                            batch.minimum.data(), batch.maximum.data());
-  for (size_t i = 0; i < kGridSize; ++i) {
-    for (size_t lane = 0; lane < lanes; ++lane) {
-      const float low = mean[lane] + kGridFractions[i / 6] * (batch.minimum[lane] - mean[lane]);
-      const float high = mean[lane] + kGridFractions[i % 6] * (batch.maximum[lane] - mean[lane]);
-      batch.candidate_scale[i * lanes + lane] = (high - low) / steps;
-      batch.candidate_low[i * lanes + lane] = low;
-    }
+  const Deal dealt = deal(encoder, batch, kGridSize);
+  for (size_t i = 0; i < dealt.per_lane() * dealt.lanes; ++i) {
+    const size_t lane = i % dealt.lanes;
+    const size_t number = dealt.number(i / dealt.lanes, lane);
+    const float low = mean[lane] + kGridFractions[number / 6] * (batch.minimum[lane] - mean[lane]);
+    const float high = mean[lane] + kGridFractions[number % 6] * (batch.maximum[lane] - mean[lane]);
+    batch.candidate_scale[i] = (high - low) / steps;
+    batch.candidate_low[i] = low;
   }
   reset_best(batch);
-  encoder.kernels->try_candidates(candidate_args(encoder, batch, 0, kGridSize));
-  for (size_t lane = 0; lane < lanes; ++lane) {
-    const int index = batch.best_index[lane] < 0 ? kGridSize - 1 : batch.best_index[lane];
-    const size_t best = static_cast<size_t>(index) * lanes + lane;
+  for (size_t lane = 0; lane < dealt.lanes; ++lane) {  // stays where no cost is finite
+    batch.best_scale[lane] = (batch.maximum[lane] - batch.minimum[lane]) / steps;
+    batch.best_low[lane] = batch.minimum[lane];
+  }
+  run_round(encoder, batch, dealt, candidate_args(encoder, batch, dealt));
+  for (size_t lane = 0; lane < dealt.lanes; ++lane) {
     // The mean of a constant row is rounded: its range must not become the rounding error.
     const bool constant = batch.minimum[lane] == batch.maximum[lane];
-    batch.scale[lane] = constant ? 0.0F : batch.candidate_scale[best];
-    batch.low[lane] = constant ? batch.minimum[lane] : batch.candidate_low[best];
+    batch.scale[lane] = constant ? 0.0F : batch.best_scale[lane];
+    batch.low[lane] = constant ? batch.minimum[lane] : batch.best_low[lane];
   }
 }
 
-// Candidates `first` .. of this round: multiples of batch.scale about the middle of the range, as
-// they will be stored. A scale that the type rounds to 0 stands for a constant row at the middle.
-void make_candidates(const RowEncoder& encoder, RowBatch& batch, size_t first) {
-  const auto lanes = static_cast<size_t>(encoder.kernels->lanes);
+// The pair of one candidate for metadata with a zero: wanted scale, middle of the range kept. A
+// pair that the type cannot hold becomes scale 0 with code 0 at the middle.
+StoredPair zero_candidate(const RowEncoder& encoder, float wanted, float middle) {
   const float half = 0.5F * static_cast<float>(encoder.rule.max_code);
-  const std::vector<double>& multipliers = encoder.spec.feedback.multipliers;
-  float* scale = batch.candidate_scale.data() + first * lanes;
-  float* low = batch.candidate_low.data() + first * lanes;
-  const size_t count = multipliers.size() * lanes;
-  for (size_t i = 0; i < count; ++i)
-    scale[i] = static_cast<float>(multipliers[i / lanes]) * batch.scale[i % lanes];
+  if (encoder.rule.format == MetaFormat::kLog8)
+    return round_pair(encoder.rule, wanted, middle - half * wanted, true);
+  const float stored = round_values(encoder.rule, wanted, 0.0F).scale;
+  StoredPair pair = round_pair(encoder.rule, stored, middle - half * stored, true);
+  if (!usable(pair) && std::isfinite(stored)) {
+    pair = constant_pair(encoder.rule, middle);
+    pair.scale = 0.0F;
+  }
+  return pair;
+}
+
+// The candidates of a round: multiples of batch.scale about the middle of the range, as they will
+// be stored. A scale of 0 stands for code 0 everywhere (constant rows).
+void make_candidates(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt) {
+  const float half = 0.5F * static_cast<float>(encoder.rule.max_code);
+  float* scale = batch.candidate_scale.data();
+  float* low = batch.candidate_low.data();
+  const size_t count = dealt.per_lane() * dealt.lanes;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t lane = i % dealt.lanes;
+    const double factor = encoder.spec.feedback.multipliers[dealt.number(i / dealt.lanes, lane)];
+    scale[i] = static_cast<float>(factor) * batch.scale[lane];
+  }
   if (!encoder.rule.has_zero) {  // fp16 pair
     encoder.kernels->round_fp16(scale, static_cast<int>(count));
     for (size_t i = 0; i < count; ++i)
-      low[i] = batch.low[i % lanes] + half * (batch.scale[i % lanes] - scale[i]);
+      low[i] = batch.low[i % dealt.lanes] + half * (batch.scale[i % dealt.lanes] - scale[i]);
     encoder.kernels->round_fp16(low, static_cast<int>(count));
-    for (size_t i = 0; i < count; ++i) {
-      batch.candidate_pairs[first * lanes + i].scale = scale[i];
-      batch.candidate_pairs[first * lanes + i].second = low[i];
-    }
+    for (size_t i = 0; i < count; ++i) batch.candidate_pairs[i] = {scale[i], low[i], false};
     return;
   }
   for (size_t i = 0; i < count; ++i) {
-    const float middle = batch.low[i % lanes] + half * batch.scale[i % lanes];
-    StoredPair pair;
-    if (encoder.rule.format == MetaFormat::kLog8) {
-      pair = round_pair(encoder.rule, scale[i], middle - half * scale[i], true);
-    } else {
-      const float stored = round_values(encoder.rule, scale[i], 0.0F).scale;
-      pair = round_pair(encoder.rule, stored, middle - half * stored, true);
-      if (!usable(pair) && std::isfinite(stored)) {
-        pair = constant_pair(encoder.rule, middle);
-        scale[i] = 0.0F;
-        low[i] = low_of(encoder.rule, pair);
-        pair.scale = 0.0F;
-        batch.candidate_pairs[first * lanes + i] = pair;
-        continue;
-      }
-    }
-    batch.candidate_pairs[first * lanes + i] = pair;
+    const size_t lane = i % dealt.lanes;
+    const StoredPair pair =
+        zero_candidate(encoder, scale[i], batch.low[lane] + half * batch.scale[lane]);
+    batch.candidate_pairs[i] = pair;
     scale[i] = pair.scale;
-    low[i] = low_of(encoder.rule, pair);
+    // A point (scale 0) keeps its value in the zero as if the scale were 1.
+    low[i] = pair.scale == 0.0F ? -pair.second : low_of(encoder.rule, pair);
   }
 }
 
@@ -147,8 +202,6 @@ void refit(const RowEncoder& encoder, RowBatch& batch) {
                                     .y1 = batch.products[4].data()});
   const double oo = encoder.panels.ones_norm;
   for (size_t lane = 0; lane < lanes; ++lane) {
-    if (batch.best_index[lane] < 0) continue;
-    const size_t best = static_cast<size_t>(batch.best_index[lane]) * lanes + lane;
     const double xy = static_cast<double>(batch.products[1][lane]);
     const double yy = static_cast<double>(batch.products[2][lane]);
     const double x1 = static_cast<double>(batch.products[3][lane]);
@@ -158,27 +211,22 @@ void refit(const RowEncoder& encoder, RowBatch& batch) {
     const double low = (x1 * yy - xy * y1) / determinant;
     const bool sound =
         determinant > 1e-6 * yy * oo && scale > 0.0 && std::isfinite(scale) && std::isfinite(low);
-    batch.scale[lane] = sound ? static_cast<float>(scale) : batch.candidate_scale[best];
-    batch.low[lane] = sound ? static_cast<float>(low) : batch.candidate_low[best];
+    batch.scale[lane] = sound ? static_cast<float>(scale) : batch.best_scale[lane];
+    batch.low[lane] = sound ? static_cast<float>(low) : batch.best_low[lane];
   }
 }
 
-// Takes the best candidate's pair of every row.
-void take_best(const RowEncoder& encoder, RowBatch& batch) {
-  const auto lanes = static_cast<size_t>(encoder.kernels->lanes);
-  for (size_t lane = 0; lane < lanes; ++lane) {
-    const bool real = lane < static_cast<size_t>(batch.count);
-    if (batch.best_index[lane] < 0)
+// Counts what the chosen pairs mean; a row without a finite cost does not fit the metadata.
+void check_best(const RowEncoder& encoder, RowBatch& batch) {
+  for (size_t lane = 0; lane < static_cast<size_t>(batch.count); ++lane) {
+    if (!std::isfinite(batch.best_cost[lane]))
       fail_metadata_overflow(encoder, batch.first_row + lane, batch.minimum[lane],
                              batch.maximum[lane]);
-    StoredPair pair =
-        batch.candidate_pairs[static_cast<size_t>(batch.best_index[lane]) * lanes + lane];
-    if (pair.scale == 0.0F) {
-      pair.scale = 1.0F;
-      if (real) ++batch.stats->meta_fallbacks;
+    if (batch.pairs[lane].scale == 0.0F) {
+      batch.pairs[lane].scale = 1.0F;
+      ++batch.stats->meta_fallbacks;
     }
-    if (real && pair.saturated) ++batch.stats->scale_saturated;
-    batch.pairs[lane] = pair;
+    if (batch.pairs[lane].saturated) ++batch.stats->scale_saturated;
   }
 }
 
@@ -188,18 +236,17 @@ void encode_feedback(const RowEncoder& encoder, RowBatch& batch) {
   const FeedbackOptions& options = encoder.spec.feedback;
   options.start_grid ? start_from_grid(encoder, batch) : start_from_clip(encoder, batch);
   reset_best(batch);
-  const size_t round_size = options.multipliers.size();
-  for (size_t round = 0; round <= static_cast<size_t>(options.refits); ++round) {
+  const Deal dealt = deal(encoder, batch, options.multipliers.size());
+  for (int round = 0; round <= options.refits; ++round) {
     if (round > 0) refit(encoder, batch);
-    make_candidates(encoder, batch, round * round_size);
-    CandidateArgs args =
-        candidate_args(encoder, batch, round * round_size, static_cast<int>(round_size));
+    make_candidates(encoder, batch, dealt);
+    CandidateArgs args = candidate_args(encoder, batch, dealt);
     args.sweeps = options.sweeps;
     args.feedback = options.feedback;
     args.codes = batch.codes.data();
-    encoder.kernels->try_candidates(args);
+    run_round(encoder, batch, dealt, args);
   }
-  take_best(encoder, batch);
+  check_best(encoder, batch);
 }
 
 MetricPanels make_metric_panels(const EncoderMetric& metric) {

@@ -96,7 +96,7 @@ void transpose8(__m256* r) {
   for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
-int load_rows(const float* rows, size_t row_stride, int count, int head_dim, float* x) {
+int load_rows(const float* rows, size_t row_stride, int count, int period, int head_dim, float* x) {
   const __m256i all = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i largest = _mm256_set1_epi32(0x7f7fffff);
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
@@ -106,7 +106,7 @@ int load_rows(const float* rows, size_t row_stride, int count, int head_dim, flo
     const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(width), all);
     __m256 tile[8];
     for (int row = 0; row < 8; ++row) {
-      const int source = row < count ? row : count - 1;
+      const int source = row % period < count ? row % period : count - 1;
       tile[row] = _mm256_maskload_ps(rows + static_cast<size_t>(source) * row_stride + first, mask);
       const __m256i above =
           _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(tile[row]), magnitude), largest);

@@ -3,11 +3,6 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
-// GCC 12 takes the deliberately undefined operands inside its own intrinsics for mistakes.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
 #include <immintrin.h>
 
 #include <cstring>
@@ -100,7 +95,7 @@ void transpose16(__m512* r) {
   }
 }
 
-int load_rows(const float* rows, size_t row_stride, int count, int head_dim, float* x) {
+int load_rows(const float* rows, size_t row_stride, int count, int period, int head_dim, float* x) {
   constexpr int kNotFinite = 0x99;  // quiet and signaling NaN, both infinities
   unsigned bad_rows = 0;
   for (int first = 0; first < head_dim; first += 16) {
@@ -108,7 +103,7 @@ int load_rows(const float* rows, size_t row_stride, int count, int head_dim, flo
     const auto mask = static_cast<__mmask16>((1U << width) - 1U);
     __m512 tile[16];
     for (int row = 0; row < 16; ++row) {
-      const int source = row < count ? row : count - 1;
+      const int source = row % period < count ? row % period : count - 1;
       tile[row] =
           _mm512_maskz_loadu_ps(mask, rows + static_cast<size_t>(source) * row_stride + first);
       if (_mm512_fpclass_ps_mask(tile[row], kNotFinite) != 0) bad_rows |= 1U << source;

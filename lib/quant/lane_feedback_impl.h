@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kBlock = 4;  // columns of L and A in a panel
 
+// Loops over the block are unrolled by request: otherwise their sums would live in memory.
+
 // Candidates of one chunk, [F] each.
 template <int F>
 struct Chunk {
@@ -58,10 +60,12 @@ void first_pass(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
         sum[3][f] = V::fma(l3, error, sum[3][f]);
       }
     }
+#pragma GCC unroll 8
     for (int k = kBlock - 1; k >= 0; --k, panel += kBlock) {
       const int d = begin + k;
       const V x = V::load(args.x + d * V::kLanes);
       const V pivot = V::set1(args.pivot[d]);
+#pragma GCC unroll 8
       for (int f = 0; f < F; ++f) {
         const V code = nearest_code(chunk, f, kFeedback ? sum[k][f] : x, top);
         const V value = V::fma(code, chunk.scale[f], chunk.low[f]);
@@ -70,6 +74,7 @@ void first_pass(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
         chunk.cost[f] = V::fma(V::mul(pivot, residual), residual, chunk.cost[f]);
         V::store(args.error + (d * F + f) * V::kLanes, error);
         if (kCodes) V::store_codes(args.trial + (d * F + f) * V::kLanes, code);
+#pragma GCC unroll 8
         for (int above = 0; above < k; ++above)
           sum[above][f] = V::fma(V::set1(panel[above]), error, sum[above][f]);
       }
@@ -98,11 +103,13 @@ void sweep(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
         gradient[3][f] = V::fma(a3, error, gradient[3][f]);
       }
     }
+#pragma GCC unroll 8
     for (int k = 0; k < kBlock; ++k) {
       const int d = begin + k;
       const V x = V::load(args.x + d * V::kLanes);
       const V diagonal = V::set1(args.a_diag[d]);
       const V inverse_diagonal = V::set1(1.0F / args.a_diag[d]);
+#pragma GCC unroll 8
       for (int f = 0; f < F; ++f) {
         float* slot = args.error + (d * F + f) * V::kLanes;
         const V before = V::load(slot);
@@ -116,6 +123,7 @@ void sweep(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
         V::store(slot, error);
         V::store_codes(args.trial + (d * F + f) * V::kLanes, code);
         const V delta = V::sub(error, before);
+#pragma GCC unroll 8
         for (int next = k + 1; next < kBlock; ++next)
           gradient[next][f] = V::fma(V::set1(panel[d * kBlock + next]), delta, gradient[next][f]);
       }
@@ -131,7 +139,7 @@ void keep_best(const oscar::CandidateArgs& args, const Chunk<F>& chunk, int firs
     const typename V::Mask better = V::less(chunk.cost[f], best);
     if (!V::any(better)) continue;
     best = V::select(better, chunk.cost[f], best);
-    V::replace_index(args.best_index, better, args.first_index + first + f);
+    V::replace_index(args.best_index, better, first + f);
     if (args.codes == nullptr) continue;
     for (int d = 0; d < args.head_dim; ++d)
       V::replace_codes(args.codes + d * V::kLanes, better, args.trial + (d * F + f) * V::kLanes);
@@ -186,6 +194,7 @@ void metric_products(const oscar::MetricProductArgs& args) {
         y[k] = V::fma(V::set1(panel[k]), yj, y[k]);
       }
     }
+#pragma GCC unroll 8
     for (int k = kBlock - 1; k >= 0; --k) {
       const V pivot = V::set1(args.pivot[begin + k]);
       const V weighted_x = V::mul(pivot, x[k]), weighted_y = V::mul(pivot, y[k]);

@@ -42,9 +42,8 @@ struct CandidateArgs {
   float* error;         // scratch [head_dim][kMaxLanes * 8]
   uint8_t* trial;       // scratch [head_dim][kMaxLanes * 8]; may be null when codes is null
   float* best_cost;     // in/out [lanes]: e A e^T of the best so far
-  int32_t* best_index;  // in/out [lanes]: written with first_index + candidate where it improves
-  int first_index;
-  uint8_t* codes;  // in/out [head_dim][lanes] of the best; null = not wanted
+  int32_t* best_index;  // in/out [lanes]: the candidate's number where it improves
+  uint8_t* codes;       // in/out [head_dim][lanes] of the best; null = not wanted
 };
 
 // Inner products of two rows x, y and of the constant row 1 in the metric.
@@ -75,9 +74,11 @@ struct DecodeArgs {
 struct LaneKernels {
   const char* name;
   int lanes;
-  // Transposes `count` rows (1 .. lanes; the missing lanes repeat the last row) into x. Returns the
-  // index of the first row with a NaN or infinity, or -1.
-  int (*load_rows)(const float* rows, size_t row_stride, int count, int head_dim, float* x);
+  // Transposes rows into x: lane l holds row l % period, or the last row where there are fewer
+  // (1 <= count <= period <= lanes). Returns the index of the first row with a NaN or infinity, or
+  // -1.
+  int (*load_rows)(const float* rows, size_t row_stride, int count, int period, int head_dim,
+                   float* x);
   // k-th largest |x| of every lane, k >= 1.
   void (*kth_largest)(const float* x, int head_dim, int k, float* threshold);
   // Per group; threshold may be null.

@@ -56,7 +56,7 @@ struct V {
 
 namespace {
 
-int load_rows(const float* rows, size_t, int, int head_dim, float* x) {
+int load_rows(const float* rows, size_t, int, int, int head_dim, float* x) {
   for (int d = 0; d < head_dim; ++d) {
     if (!std::isfinite(rows[d])) return 0;
     x[d] = rows[d];

@@ -206,7 +206,8 @@ TEST_CASE("codec: order statistic of every rank, every version", "[quant]") {
   for (const oscar::LaneKernels* kernels : oscar_test::all_kernels()) {
     const auto lanes = static_cast<size_t>(kernels->lanes);
     std::vector<float> x(96 * lanes), threshold(lanes), scratch(96);
-    REQUIRE(kernels->load_rows(rows.data(), 96, kernels->lanes, 96, x.data()) == -1);
+    REQUIRE(kernels->load_rows(rows.data(), 96, kernels->lanes, kernels->lanes, 96, x.data()) ==
+            -1);
     for (int k = 1; k <= 96; ++k) {
       kernels->kth_largest(x.data(), 96, k, threshold.data());
       for (size_t lane = 0; lane < lanes; ++lane) {
