@@ -4,4 +4,9 @@
 
 #include <CLI/CLI.hpp>
 
-namespace oscar {}  // namespace oscar
+namespace oscar {
+
+void add_generate(CLI::App& app);
+void add_bench_cpu(CLI::App& app);
+
+}  // namespace oscar
