@@ -110,8 +110,16 @@ void SpillRows::read(size_t layer, CaptureTensor tensor, size_t begin, size_t en
                      float* destination) const {
   const size_t row = row_elements(tensor);
   const size_t item_bytes = bf16_ ? sizeof(uint16_t) : sizeof(float);
-  size_t filled = 0;
-  for (const Extent& extent : extents(layer, tensor)) {
+  const std::vector<Extent>& kept = extents(layer, tensor);
+  size_t covered = 0;
+  for (const Extent& extent : kept) {
+    const size_t from = std::max(begin, extent.first_token);
+    const size_t to = std::min(end, extent.first_token + extent.num_tokens);
+    if (from < to) covered += to - from;
+  }
+  OSCAR_CHECK(covered == end - begin, "temporary file of the calibration: tokens [", begin, ", ",
+              end, ") of ", tensor_name(tensor), " were not kept");
+  for (const Extent& extent : kept) {
     const size_t from = std::max(begin, extent.first_token);
     const size_t to = std::min(end, extent.first_token + extent.num_tokens);
     if (from >= to) continue;
@@ -128,10 +136,7 @@ void SpillRows::read(size_t layer, CaptureTensor tensor, size_t begin, size_t en
     } else {
       read_all(file_, target, count * item_bytes, offset);
     }
-    filled += to - from;
   }
-  OSCAR_CHECK(filled == end - begin, "temporary file of the calibration: tokens [", begin, ", ",
-              end, ") of ", tensor_name(tensor), " were not kept");
 }
 
 }  // namespace oscar

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <memory>
 
+#include "calib/held_out.h"
 #include "calib/rotation_fit.h"
 #include "official_fixture.h"
 #include "support/compare.h"
@@ -99,6 +100,41 @@ TEST_CASE("rotations of the published script are reproduced") {
     check_side("v", "vtv",
                value_covariances(statistics, ValueTarget::kVtv, rows, 0, layer.num_tokens));
   }
+}
+
+TEST_CASE("INT2 error under our rotation equals the error under the published one") {
+  SKIP_UNLESS(shared("fixtures/official"), "no reference rotations");
+  const Hdf5File file = Hdf5File::open(shared("fixtures/official/smollm2.h5").value());
+  const OfficialLayer layer = official_layer(file, "15");
+  LayerStatistics statistics(layer.geometry, {.outputs = false});
+  statistics.add({.num_tokens = layer.num_tokens,
+                  .q = layer.q.data(),
+                  .k = layer.k.data(),
+                  .v = layer.v.data()},
+                 0, layer.num_tokens);
+  const FittedRotation fit = fit_rotation(key_covariances(statistics, KeyTarget::kQqt),
+                                          {.composition = Composition::kPlain}, "test");
+  const Reference plain = read_reference(file, "k_rotation_qqt_plain", "15");
+  const Reference reference = read_reference(file, "k_rotation_qqt_r_h_pbr", "15");
+  const TensorD aligned = with_reference_signs(matrix_of(fit), plain.rotation);
+  const size_t dim = layer.geometry.head_dim;
+  TensorF ours({1, dim, dim}), theirs({1, dim, dim});
+  ours.values = to_float(compose_rotation(Composition::kRHPbr, aligned));
+  theirs.values = reference.rotation.values;
+  const std::vector<std::vector<double>> ones(layer.geometry.num_kv_heads,
+                                              std::vector<double>(layer.num_tokens, 1.0));
+  CodecSpec codec;
+  codec.meta = MetaFormat::kScaleZeroFp32;
+  codec.clip_ratio = 0.96;
+  const auto error = [&](const TensorF& rotation) {
+    const TensorD errors = storage_error(layer.k, layer.num_tokens, layer.geometry,
+                                         {&rotation, nullptr, codec}, {.tokens = &ones});
+    double sum = 0.0;
+    for (const double value : errors.values) sum += value;
+    return sum;
+  };
+  const double expected = error(theirs);
+  CHECK(std::abs(error(ours) - expected) <= 1e-5 * expected);
 }
 
 TEST_CASE("the published Hadamard rotation is reproduced") {
