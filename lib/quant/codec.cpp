@@ -137,14 +137,24 @@ class RowCodec final : public Codec {
     }
   }
 
+  // 8 bits: a byte is a code, in either pack order; too many levels for a table.
   void decode_bytes(const uint8_t* encoded, size_t num_blocks, float* rows,
                     size_t row_stride) const {
     const RowFormat& format = encoder_.format;
+    const auto group = static_cast<size_t>(format.group);
     for (size_t block = 0; block < num_blocks; ++block) {
-      for (int g = 0; g < format.num_groups(); ++g) {
-        const StoredPair pair = read_pair(encoder_.rule, encoded + format.pair_offset(g));
-        for (int d = g * format.group; d < (g + 1) * format.group; ++d)
-          rows[d] = level(encoder_.rule, pair, encoded[format.code_byte(d)]);
+      for (size_t g = 0; g < static_cast<size_t>(format.num_groups()); ++g) {
+        const StoredPair pair =
+            read_pair(encoder_.rule, encoded + format.pair_offset(static_cast<int>(g)));
+        const uint8_t* codes = encoded + g * group;
+        float* values = rows + g * group;
+        if (encoder_.rule.has_zero) {
+          for (size_t d = 0; d < group; ++d)
+            values[d] = (static_cast<float>(codes[d]) - pair.second) * pair.scale;
+        } else {
+          for (size_t d = 0; d < group; ++d)
+            values[d] = static_cast<float>(codes[d]) * pair.scale + pair.second;
+        }
       }
       encoded += format.row_bytes();
       rows += row_stride;

@@ -147,12 +147,31 @@ void decode2_quartered(const oscar::DecodeArgs& args) {
   }
 }
 
+// 8 codes of 4 bits lie in 4 bytes; bit 3 chooses between the two halves of the level table.
+void decode4_consecutive(const oscar::DecodeArgs& args) {
+  const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+  for (int first = 0; first < args.head_dim; first += args.group) {
+    const float* levels = args.levels + 16 * (first / args.group);
+    const __m256 low = _mm256_loadu_ps(levels), high = _mm256_loadu_ps(levels + 8);
+    for (int d = first; d < first + args.group; d += 8) {
+      int word;
+      std::memcpy(&word, args.codes + d / 2, 4);
+      const __m256i codes = _mm256_srlv_epi32(_mm256_set1_epi32(word), shifts);
+      const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
+      _mm256_storeu_ps(args.row + d,
+                       _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, codes),
+                                        _mm256_permutevar8x32_ps(high, codes), upper));
+    }
+  }
+}
+
 void decode_row(const oscar::DecodeArgs& args) {
   const bool consecutive = args.order == oscar::PackOrder::kConsecutive;
   const bool whole = args.head_dim % 8 == 0 && args.group % 8 == 0;
   if (args.bits == 2 && consecutive && whole) return decode2_consecutive(args);
   if (args.bits == 2 && !consecutive && whole && args.head_dim % 32 == 0)
     return decode2_quartered(args);
+  if (args.bits == 4 && consecutive && whole) return decode4_consecutive(args);
   decode_row_plain(args);
 }
 
