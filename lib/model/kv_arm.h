@@ -100,8 +100,9 @@ struct ArmOptions {
 //   grid-start clip-start sweeps=N refits=N multipliers=1|3|5   no-clip clip=X
 //   bits=2|4|8 group=N meta=fp16|log8|scale-zero-fp32|scale-zero-bf16|scale-zero-fp16|vllm
 //   no-windows sink=N recent=N exact serving fp32-windows
-// Throws Error naming arm and suffix, or the layer and head for which the bundle lacks something,
-// or the two models when the bundle belongs to another one.
+// rtn in place of the feedback encoder brings the bundle's clip ratio back; feedback switches it
+// off. Throws Error naming arm and suffix, or the layer and head for which the bundle lacks
+// something, or the two models when the bundle belongs to another one.
 KvArm make_arm(const std::string& name, const ModelConfig& config, const ArmOptions& options,
                const Bundle* bundle);
 

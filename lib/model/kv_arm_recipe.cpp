@@ -184,8 +184,18 @@ const std::map<std::string, SideChange>& side_suffixes() {
       {"no-rotation", [](SideRecipe& s, const Suffix&) { s.rotation = RotationKind::kIdentity; }},
       {"h-only", [](SideRecipe& s, const Suffix&) { s.rotation = RotationKind::kHadamard; }},
       {"block-hadamard", [](SideRecipe& s, const Suffix&) { s.block_hadamard = true; }},
-      {"rtn", [](SideRecipe& s, const Suffix&) { s.codec.encoder = Encoder::kRtn; }},
-      {"feedback", [](SideRecipe& s, const Suffix&) { s.codec.encoder = Encoder::kFeedback; }},
+      {"rtn",
+       [](SideRecipe& s, const Suffix&) {
+         s.clip_from_bundle |=
+             s.codec.encoder == Encoder::kFeedback && s.rotation == RotationKind::kBundle;
+         s.codec.encoder = Encoder::kRtn;
+       }},
+      {"feedback",
+       [](SideRecipe& s, const Suffix&) {
+         s.codec.encoder = Encoder::kFeedback;
+         s.clip_from_bundle = false;  // the encoder has a start of its own
+         s.codec.clip_ratio = 0.0;
+       }},
       {"no-feedback", [](SideRecipe& s, const Suffix&) { s.codec.feedback.feedback = false; }},
       {"identity-metric", [](SideRecipe& s, const Suffix&) { s.identity_metric = true; }},
       {"damping", [](SideRecipe& s, const Suffix& x) { s.damping = x.number(0.0, 10.0); }},

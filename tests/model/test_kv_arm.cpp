@@ -166,6 +166,9 @@ TEST_CASE("suffixes change one step each", "[kv_arm]") {
   CHECK(v("oscar-best:v.no-gain").gain == GainRule::kNone);
   CHECK_FALSE(k("oscar-best:no-feedback").feedback.feedback);
   CHECK(k("oscar-best:rtn:plain-gain").encoder == Encoder::kRtn);
+  CHECK(k("oscar-best:rtn:plain-gain").clip_ratio == 0.96);
+  CHECK(k("oscar-best:rtn:no-clip").clip_ratio == 0.0);
+  CHECK(k("hadamard:feedback:identity-metric").clip_ratio == 0.0);
   CHECK(k("oscar-best:rtn:plain-gain").gain == GainRule::kPlain);
   CHECK(k("oscar-best:multipliers=1").feedback.multipliers == std::vector<double>{1.0});
   CHECK(k("oscar-best:sweeps=0:refits=3").feedback.refits == 3);
