@@ -3,6 +3,7 @@
 
 #include "model/attention_kernels.h"
 #include "model/attention_simd.h"
+#include "model/packed_simd.h"
 
 namespace oscar {
 namespace {
@@ -28,9 +29,7 @@ struct Vector {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
   }
   static Reg keep_first(Reg a, size_t count, Reg fill) {
-    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const __m256i keep = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
-    return _mm256_blendv_ps(fill, a, _mm256_castsi256_ps(keep));
+    return _mm256_blendv_ps(fill, a, _mm256_castsi256_ps(first_lanes(count)));
   }
   static float reduce_max(Reg a) {
     const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -41,6 +40,39 @@ struct Vector {
     const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+  }
+
+  using Int = __m256i;
+  static __m256i first_lanes(size_t count) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+  }
+  // 32-bit words at base, base + stride, ...; lanes from count on are 0 and not read.
+  static Int gather(const uint8_t* base, size_t stride, size_t count) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i offsets = _mm256_mullo_epi32(lanes, _mm256_set1_epi32(static_cast<int>(stride)));
+    return _mm256_mask_i32gather_epi32(_mm256_setzero_si256(), reinterpret_cast<const int*>(base),
+                                       offsets, first_lanes(count), 1);
+  }
+  static Reg low_codes(Int words) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(3)));
+  }
+  static Int next_codes(Int words) { return _mm256_srli_epi32(words, 2); }
+  static Reg row_codes(const uint8_t* codes) {
+    uint16_t word = 0;
+    __builtin_memcpy(&word, codes, sizeof word);
+    const __m256i shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    return low_codes(_mm256_srlv_epi32(_mm256_set1_epi32(word), shifts));
+  }
+  static Reg low_halves(Int words) {
+    const __m256i low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    const __m256i packed = _mm256_packus_epi32(low, low);  // per 128-bit lane
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+  }
+  static Reg high_halves(Int words) { return low_halves(_mm256_srli_epi32(words, 16)); }
+  static void store_first(float* p, size_t count, Reg x) {
+    if (count == kWidth) return _mm256_storeu_ps(p, x);
+    _mm256_maskstore_ps(p, first_lanes(count), x);
   }
 };
 
@@ -84,7 +116,12 @@ void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t wid
 }  // namespace
 
 const AttentionKernels kAttentionAvx2 = {attention_simd::gemm<Vector>,
-                                         attention_simd::softmax<Vector>, expand_bf16, transpose};
+                                         attention_simd::softmax<Vector>,
+                                         expand_bf16,
+                                         transpose,
+                                         attention_simd::dequantize_rows<Vector>,
+                                         attention_simd::dequantize_panel<Vector>,
+                                         attention_simd::expand_half_pairs<Vector>};
 
 }  // namespace oscar
 #endif

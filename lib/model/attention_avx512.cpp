@@ -3,6 +3,7 @@
 
 #include "model/attention_kernels.h"
 #include "model/attention_simd.h"
+#include "model/packed_simd.h"
 
 namespace oscar {
 namespace {
@@ -29,6 +30,34 @@ struct Vector {
   }
   static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
   static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
+
+  using Int = __m512i;
+  // 32-bit words at base, base + stride, ...; lanes from count on are 0 and not read.
+  static Int gather(const uint8_t* base, size_t stride, size_t count) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i offsets = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(stride)));
+    const auto mask = static_cast<__mmask16>((1U << count) - 1U);
+    return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), mask, offsets, base, 1);
+  }
+  static Reg low_codes(Int words) {
+    return _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(3)));
+  }
+  static Int next_codes(Int words) { return _mm512_srli_epi32(words, 2); }
+  static Reg row_codes(const uint8_t* codes) {
+    int word = 0;
+    __builtin_memcpy(&word, codes, sizeof word);
+    const __m512i shifts =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return low_codes(_mm512_srlv_epi32(_mm512_set1_epi32(word), shifts));
+  }
+  static Reg low_halves(Int words) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)); }
+  static Reg high_halves(Int words) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, 16)));
+  }
+  static void store_first(float* p, size_t count, Reg x) {
+    if (count == kWidth) return _mm512_storeu_ps(p, x);
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1U << count) - 1U), x);
+  }
 };
 
 void expand_bf16(const uint16_t* source, size_t count, float* destination) {
@@ -96,7 +125,12 @@ void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t wid
 }  // namespace
 
 const AttentionKernels kAttentionAvx512 = {attention_simd::gemm<Vector>,
-                                           attention_simd::softmax<Vector>, expand_bf16, transpose};
+                                           attention_simd::softmax<Vector>,
+                                           expand_bf16,
+                                           transpose,
+                                           attention_simd::dequantize_rows<Vector>,
+                                           attention_simd::dequantize_panel<Vector>,
+                                           attention_simd::expand_half_pairs<Vector>};
 
 }  // namespace oscar
 #endif

@@ -102,6 +102,12 @@ void BlockReader::dequantize(Side side, size_t head, size_t block, float* out) c
   const size_t width = padded_width(state_.head_dim);
   const size_t begin = std::max(block * kKeyBlock, state_.arm->windows.sink);
   const size_t end = std::min((block + 1) * kKeyBlock, last_end_[side]);
+  if (side == kKeySide && (*state_.prepared)[layer_].sides[side].reader(head).has_panel()) {
+    if (end - begin < kKeyBlock) std::fill_n(out, state_.head_dim * kKeyBlock, 0.0F);
+    state_.read_packed_panel(layer_, side, head, begin, end - begin, out,
+                             begin - block * kKeyBlock);
+    return;
+  }
   thread_local std::vector<float> staged;
   float* rows = out;
   if (side == kKeySide) {

@@ -70,7 +70,12 @@ void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t wid
 
 }  // namespace
 
-const AttentionKernels kAttentionGeneric = {
-    attention_simd::gemm<Vector>, attention_simd::softmax<Vector>, expand_bf16, transpose};
+const AttentionKernels kAttentionGeneric = {attention_simd::gemm<Vector>,
+                                            attention_simd::softmax<Vector>,
+                                            expand_bf16,
+                                            transpose,
+                                            nullptr,
+                                            nullptr,
+                                            nullptr};
 
 }  // namespace oscar

@@ -28,6 +28,19 @@ struct SoftmaxBlock {
   size_t out_width = 0;  // a multiple of kColumnMultiple
 };
 
+// Packed 2-bit rows of one head in consecutive order (quant/int2_format.h), their metadata already
+// expanded: value = has_zero ? (code - second) * scale : code * scale + second.
+struct PackedRows {
+  const uint8_t* bytes = nullptr;
+  size_t row_bytes = 0;
+  size_t num_rows = 0;            // <= kKeyBlock
+  size_t head_dim = 0;            // a multiple of 16
+  size_t group = 0;               // a multiple of 16
+  const float* scale = nullptr;   // [head_dim / group, kKeyBlock]
+  const float* second = nullptr;  // [head_dim / group, kKeyBlock]
+  bool has_zero = false;
+};
+
 struct AttentionKernels {
   // c[m, n] = (accumulate ? c : 0) + a[m, k] b[k, n]; n a multiple of kColumnMultiple. Each element
   // is summed in the order of k whatever m is, so a row's bits do not depend on its neighbours.
@@ -39,6 +52,15 @@ struct AttentionKernels {
   // count as zero) -> panel [width, kKeyBlock].
   void (*transpose)(const float* rows, size_t row_stride, size_t num_rows, size_t width,
                     float* panel);
+  // The three below are null where the codec's own decoder has to do.
+  // Rows -> out [num_rows, head_dim], out_stride floats apart. Not fused: the bits of
+  // Codec::decode.
+  void (*dequantize_rows)(const PackedRows& rows, float* out, size_t out_stride);
+  // Rows -> columns [column, column + num_rows) of panel [head_dim, kKeyBlock].
+  void (*dequantize_panel)(const PackedRows& rows, float* panel, size_t column);
+  // num_rows (<= kKeyBlock) pairs of IEEE halves, row_bytes apart -> first, second [kKeyBlock].
+  void (*expand_half_pairs)(const uint8_t* pairs, size_t row_bytes, size_t num_rows, float* first,
+                            float* second);
 };
 
 extern const AttentionKernels kAttentionGeneric;

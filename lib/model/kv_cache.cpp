@@ -13,6 +13,7 @@ namespace {
 
 PreparedSide prepare(const SideArm& side, size_t num_kv_heads, size_t head_dim) {
   PreparedSide prepared;
+  for (const auto& codec : side.codecs) prepared.readers.emplace_back(*codec);
   prepared.centered = !side.mean.empty();
   prepared.rotated = !side.rotation.empty();
   if (!prepared.rotated) return prepared;
@@ -170,7 +171,7 @@ void KvCache::State::pack(size_t layer, Side side, size_t end) {
 void KvCache::State::read_packed(size_t layer, Side side, size_t kv_head, size_t position,
                                  size_t count, float* out, size_t out_stride) const {
   const PackedSide& packed = layers[layer].packed[side];
-  const Codec& codec = side_arm(layer, side).codec(kv_head);
+  const PackedRowReader& reader = (*prepared)[layer].sides[side].reader(kv_head);
   const size_t block = packed.token_block;
   size_t token = position - arm->windows.sink;
   const size_t last = token + count;
@@ -184,17 +185,34 @@ void KvCache::State::read_packed(size_t layer, Side side, size_t kv_head, size_t
     size_t take = std::min(last - token, packed.page_tokens - in_page);
     if (skip == 0 && take >= block) {
       take = take / block * block;
-      codec.decode(bytes, take / block, out, out_stride);
+      reader.rows(bytes, take / block, out, out_stride);
     } else {  // part of a block of tokens
       take = std::min(take, block - skip);
       partial.resize(block * head_dim);
-      codec.decode(bytes, 1, partial.data(), head_dim);
+      reader.rows(bytes, 1, partial.data(), head_dim);
       for (size_t i = 0; i < take; ++i) {
         std::copy_n(partial.data() + (skip + i) * head_dim, head_dim, out + i * out_stride);
       }
     }
     token += take;
     out += take * out_stride;
+  }
+}
+
+void KvCache::State::read_packed_panel(size_t layer, Side side, size_t kv_head, size_t position,
+                                       size_t count, float* panel, size_t column) const {
+  const PackedSide& packed = layers[layer].packed[side];
+  const PackedRowReader& reader = (*prepared)[layer].sides[side].reader(kv_head);
+  size_t token = position - arm->windows.sink;
+  const size_t last = token + count;
+  while (token < last) {
+    const size_t in_page = token % packed.page_tokens;
+    const size_t take = std::min(last - token, packed.page_tokens - in_page);
+    const uint8_t* bytes = packed.pages[token / packed.page_tokens]->data() +
+                           kv_head * packed.bytes_per_head() + in_page * packed.bytes_per_block;
+    reader.panel(bytes, take, panel, column);
+    token += take;
+    column += take;
   }
 }
 

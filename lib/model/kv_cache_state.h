@@ -11,6 +11,7 @@
 #include "base/float16.h"
 #include "model/attention_kernels.h"
 #include "model/kv_cache.h"
+#include "model/packed_rows.h"
 
 namespace oscar {
 
@@ -55,6 +56,11 @@ struct PreparedSide {
   // to padded_width(D).
   std::vector<const float*> rotation, rotation_transposed;
   std::vector<float> storage;
+  std::vector<PackedRowReader> readers;  // as SideArm::codecs
+
+  const PackedRowReader& reader(size_t kv_head) const {
+    return readers[readers.size() == 1 ? 0 : kv_head];
+  }
 };
 struct PreparedLayer {
   std::array<PreparedSide, 2> sides;
@@ -90,6 +96,10 @@ struct KvCache::State {
   // Reads dequantized stored-form rows of one head (positions within [sink, packed end)).
   void read_packed(size_t layer, Side side, size_t kv_head, size_t position, size_t count,
                    float* out, size_t out_stride) const;
+  // The same rows as columns [column, column + count) of panel [D, 64]. Single-token codecs whose
+  // reader has_panel().
+  void read_packed_panel(size_t layer, Side side, size_t kv_head, size_t position, size_t count,
+                         float* panel, size_t column) const;
   // Frees high-precision pages whose rows are all packed on both sides.
   void drop_packed_pages(LayerCache& cache) const;
 };
