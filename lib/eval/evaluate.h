@@ -1,0 +1,72 @@
+// One evaluation from files to rows: loads model, texts, bundle and arms, checks that they fit,
+// runs the likelihood sets and resumes an interrupted run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/progress.h"
+#include "base/statistics.h"
+#include "eval/text_windows.h"
+#include "io/results.h"
+#include "model/kv_arm.h"
+#include "model/tokenizer.h"
+#include "model/transformer.h"
+
+namespace oscar {
+
+struct EvalRequest {
+  std::string model_path;
+  std::vector<std::string> text_paths;
+  std::string reference = "bf16";     // arm every other one is compared with
+  std::vector<std::string> arms;      // NAME or NAME@BUNDLE.h5
+  bool skip_impossible_arms = false;  // true: an arm that the bundle cannot give becomes a note
+  std::string bundle_path;            // for arms without their own; may be empty
+  bool allow_overlap = false;         // score the calibration text all the same, labelled
+  bool perplexity = true, divergence = true;
+  size_t length = 2048;
+  size_t max_windows = 0;  // per text; 0 = all
+  std::string rows = "auto";
+  bool with_bos = false;
+  bool null_run = true;
+  size_t serving_prefill = 0;
+  ArmOptions arm_options;
+  Compute compute = Compute::kFp32;
+  uint64_t seed = kBootstrapSeed;
+  std::string partial_path;                   // finished windows; empty = not kept
+  std::string baseline;                       // arm for paired divergence differences; empty = none
+  std::map<std::string, std::string> labels;  // for every row: tool, device, command
+};
+
+// Everything that is loaded once. Also the ground the recall tasks stand on.
+struct EvalSession {
+  EvalRequest request;
+  std::shared_ptr<const ModelWeights> weights;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::unique_ptr<Transformer> transformer;
+  std::vector<EvalText> texts;
+  std::vector<std::shared_ptr<const KvArm>> arms;  // [0] = reference
+  std::map<std::string, std::string> labels;       // request's and hashes
+  std::vector<std::string> notes;                  // for the reader: skipped arms, warnings
+};
+
+// Throws Error naming the file or option that does not fit: unknown arm, bundle of another model or
+// tokenizer, calibration text among the scored texts.
+EvalSession open_session(const EvalRequest& request);
+
+// Runs perplexity and divergence. Adds notes to the session (dropped tail tokens, arms that never
+// read a quantized token).
+std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress& progress);
+
+// The arms a comparison runs when none are named: the protocol's standard set and controls, then
+// (with a bundle) the calibrated ones.
+std::vector<std::string> standard_arms(bool with_bundle);
+
+// True when one of the texts was used to calibrate the bundle (its hash is the bundle's text hash
+// or is listed in its options).
+bool calibrated_on(const BundleInfo& info, const std::vector<EvalText>& texts);
+
+}  // namespace oscar
