@@ -35,8 +35,9 @@ const ResultRow* any_row(const CellRows& cell, const std::string& arm) {
 
 // Metrics of the recall family, in table order.
 const std::vector<std::pair<std::string, std::string>> kRecallMetrics = {
-    {"margin", "margin"},       {"margin_positive", "margin > 0"}, {"accuracy", "accuracy"},
-    {"top1_agreement", "copy top-1"}, {"log_prob", "copy ln p"},
+    {"margin", "margin"},      {"margin_positive", "margin > 0"},
+    {"accuracy", "accuracy"},  {"top1_agreement", "copy top-1"},
+    {"log_prob", "copy ln p"},
 };
 
 std::string read_per_query(const ResultRow* row) {
@@ -55,8 +56,8 @@ std::string read_per_query(const ResultRow* row) {
 
 std::string percent_with_error(const ResultRow* row) {
   if (row == nullptr || row->n < 1) return "n/a";
-  return format_with_error(100 * row->value, row->n < 2 ? std::nullopt
-                                                        : std::optional(100 * row->se));
+  return format_with_error(100 * row->value,
+                           row->n < 2 ? std::nullopt : std::optional(100 * row->se));
 }
 
 std::string heading(const CellRows& cell) {
@@ -72,7 +73,8 @@ std::string heading(const CellRows& cell) {
 }
 
 constexpr const char* kLegend =
-    "Errors are standard errors over windows. bits: INT2 rows | the cache of one window | at 131072 "
+    "Errors are standard errors over windows. bits: INT2 rows | the cache of one window | at "
+    "131072 "
     "tokens, K and V, metadata included. read %: share of key reads that were quantized. "
     "Δ ln PPL and KL (nats per token) are paired with the reference arm; null: the reference again "
     "in other batches (noise floor).";
@@ -114,31 +116,31 @@ void check_mergeable(const CellRows& cell) {
   std::map<std::string, std::string> seen;
   for (const ResultRow& row : cell.rows) {
     std::map<std::string, std::string> identity{{"mode", row.mode}};
-    for (const char* name : {"model_sha256", "tokenizer_sha256", "data_sha256", "compute", "rows"}) {
+    for (const char* name :
+         {"model_sha256", "tokenizer_sha256", "data_sha256", "compute", "rows"}) {
       const auto found = row.labels.find(name);
       if (found != row.labels.end()) identity[name] = found->second;
     }
     for (const auto& [name, value] : identity) {
       const auto [entry, fresh] = seen.emplace(name, value);
-      OSCAR_CHECK(fresh || entry->second == value, "cell ", cell.cell, ": rows with different ", name,
-                  " (", entry->second, " and ", value, ") must not be merged");
+      OSCAR_CHECK(fresh || entry->second == value, "cell ", cell.cell, ": rows with different ",
+                  name, " (", entry->second, " and ", value, ") must not be merged");
     }
   }
 }
 
 Table arms_table(const CellRows& cell) {
-  std::vector<Column> columns{{"arm", false},  {"windows", false}, {"bits"},   {"bits used"},
-                              {"bits 128K"},   {"read %"},         {"PPL"},    {"Δ ln PPL"},
-                              {"KL"},          {"KL 99 %"},        {"top-1 %"}};
+  std::vector<Column> columns{{"arm", false}, {"windows", false}, {"bits"},   {"bits used"},
+                              {"bits 128K"},  {"read %"},         {"PPL"},    {"Δ ln PPL"},
+                              {"KL"},         {"KL 99 %"},        {"top-1 %"}};
   for (const auto& [metric, header] : kRecallMetrics) columns.push_back({header});
   columns.push_back({"note", false});
   Table table(columns);
   for (const std::string& arm : cell.arms) {
     const ResultRow* about = any_row(cell, arm);
-    std::vector<std::string> cells{arm, label_of(about, "windows"),
-                                   number_of(about, "bpe_nominal", 3),
-                                   number_of(about, "bpe_used", 3),
-                                   number_of(about, "bpe_131072", 3)};
+    std::vector<std::string> cells{
+        arm, label_of(about, "windows"), number_of(about, "bpe_nominal", 3),
+        number_of(about, "bpe_used", 3), number_of(about, "bpe_131072", 3)};
     const bool quantized = label_of(about, "windows") != "";
     cells.push_back(quantized ? read_per_query(about) : "");
     cells.push_back(text_of(cell.find(arm, "ppl")));
@@ -170,9 +172,8 @@ Table difference_table(const CellRows& cell) {
   for (const ResultRow& row : cell.rows) {
     if (row.metric != "kl_difference") continue;
     const std::string interval =
-        row.ci_method.empty()
-            ? "n/a"
-            : format_number(row.ci_lo, 3) + " .. " + format_number(row.ci_hi, 3);
+        row.ci_method.empty() ? "n/a"
+                              : format_number(row.ci_lo, 3) + " .. " + format_number(row.ci_hi, 3);
     table.add_row({row.arm, row.paired_with, text_of(&row), interval,
                    row.se > 0 ? format_fixed(row.value / row.se, 1) : "n/a"});
   }
@@ -226,7 +227,7 @@ std::string markdown_report(const std::vector<ResultRow>& rows,
   for (const CellRows& cell : cells) {
     if (is_bucket(cell.cell)) continue;
     check_mergeable(cell);
-    text += "## " + heading(cell) + "\n\n" + arms_table(cell).markdown() + "\n";
+    text += cat("## ", heading(cell), "\n\n", arms_table(cell).markdown(), "\n");
     const Table differences = difference_table(cell);
     if (differences.num_rows() > 0) text += differences.markdown() + "\n";
     const Table buckets = bucket_table(cells, cell.cell);
@@ -234,7 +235,7 @@ std::string markdown_report(const std::vector<ResultRow>& rows,
   }
   text += std::string(kLegend) + "\n";
   if (!notes.empty()) text += "\nNotes:\n\n";
-  for (const std::string& note : notes) text += "- " + note + "\n";
+  for (const std::string& note : notes) text += cat("- ", note, "\n");
   return text;
 }
 

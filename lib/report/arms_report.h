@@ -27,11 +27,11 @@ struct CellRows {
 std::vector<CellRows> split_cells(const std::vector<ResultRow>& rows);
 bool is_bucket(const std::string& cell);
 
-// Throws Error when rows of one cell disagree in model, data, tokenizer or mode: they must not stand
-// in one table.
+// Throws Error when rows of one cell disagree in model, data, tokenizer or mode: they must not
+// stand in one table.
 void check_mergeable(const CellRows& cell);
 
-Table arms_table(const CellRows& cell);       // bits, perplexity, divergence, agreement, recall
+Table arms_table(const CellRows& cell);        // bits, perplexity, divergence, agreement, recall
 Table difference_table(const CellRows& cell);  // kl_difference rows; no rows when there are none
 Table bucket_table(const std::vector<CellRows>& cells, const std::string& cell);
 

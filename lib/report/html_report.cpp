@@ -24,10 +24,9 @@ struct Axis {
   bool logarithmic = false;
   double left = 0, width = 1;  // pixels
   double place(double value) const {
-    const double position = logarithmic
-                                ? (std::log10(value) - std::log10(lo)) /
-                                      (std::log10(hi) - std::log10(lo))
-                                : (value - lo) / (hi - lo);
+    const double position =
+        logarithmic ? (std::log10(value) - std::log10(lo)) / (std::log10(hi) - std::log10(lo))
+                    : (value - lo) / (hi - lo);
     return left + width * std::clamp(position, 0.0, 1.0);
   }
 };
@@ -44,7 +43,10 @@ std::vector<double> ticks(const Axis& axis) {
   }
   const double rough = (axis.hi - axis.lo) / 5;
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
-  const double unit = rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10;
+  const double unit = rough / power < 1.5   ? 1
+                      : rough / power < 3.5 ? 2
+                      : rough / power < 7.5 ? 5
+                                            : 10;
   const double step = unit * power;
   for (double value = std::ceil(axis.lo / step) * step; value <= axis.hi + step * 1e-9;
        value += step) {
@@ -95,8 +97,8 @@ std::vector<PlotPoint> points_of(const CellRows& cell, const std::string& metric
 std::string cell_section(const std::vector<CellRows>& cells, const CellRows& cell) {
   std::string html = "<h2>" + escape_html(cell.cell) + "</h2>\n<div class=\"scroll\">" +
                      arms_table(cell).html() + "</div>\n";
-  html += dot_plot_svg("KL to the reference (nats per token), 95 % intervals", points_of(cell, "kl"),
-                       true);
+  html += dot_plot_svg("KL to the reference (nats per token), 95 % intervals",
+                       points_of(cell, "kl"), true);
   html += dot_plot_svg("Δ ln PPL against the reference, 95 % intervals",
                        points_of(cell, "ln_ppl_ratio"), false);
   html += dot_plot_svg("same most likely token (share)", points_of(cell, "top1"), false);
@@ -114,7 +116,8 @@ std::string origin(const std::vector<ResultRow>& rows) {
     std::string line;
     for (const char* name : {"model", "model_sha256", "data_sha256", "tool", "device", "command"}) {
       const auto found = row.labels.find(name);
-      if (found != row.labels.end()) line += cat(line.empty() ? "" : " · ", name, " ", found->second);
+      if (found != row.labels.end())
+        line += cat(line.empty() ? "" : " · ", name, " ", found->second);
     }
     if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
   }
@@ -152,12 +155,13 @@ std::string dot_plot_svg(const std::string& title, const std::vector<PlotPoint>&
     const PlotPoint& point = shown[i];
     const std::string y = px(kTop + kRow * (static_cast<double>(i) + 0.5));
     const double lo = logarithmic ? std::max(point.lo, axis.lo) : point.lo;
-    svg += cat("<text x=\"", px(kLeft - 8), "\" y=\"", y,
-               "\" text-anchor=\"end\" dominant-baseline=\"middle\">", escape_html(point.label),
-               "</text><line x1=\"", px(axis.place(lo)), "\" x2=\"", px(axis.place(point.hi)),
-               "\" y1=\"", y, "\" y2=\"", y, "\" stroke=\"#1f6f8b\" stroke-width=\"2\"/><circle cx=\"",
-               px(axis.place(point.value)), "\" cy=\"", y, "\" r=\"4\" fill=\"#1f6f8b\"><title>",
-               escape_html(point.label), ": ", format_number(point.value), "</title></circle>\n");
+    svg +=
+        cat("<text x=\"", px(kLeft - 8), "\" y=\"", y,
+            "\" text-anchor=\"end\" dominant-baseline=\"middle\">", escape_html(point.label),
+            "</text><line x1=\"", px(axis.place(lo)), "\" x2=\"", px(axis.place(point.hi)),
+            "\" y1=\"", y, "\" y2=\"", y, "\" stroke=\"#1f6f8b\" stroke-width=\"2\"/><circle cx=\"",
+            px(axis.place(point.value)), "\" cy=\"", y, "\" r=\"4\" fill=\"#1f6f8b\"><title>",
+            escape_html(point.label), ": ", format_number(point.value), "</title></circle>\n");
   }
   return svg + "</svg>\n";
 }

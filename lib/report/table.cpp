@@ -32,8 +32,8 @@ std::string printed(const char* format, int precision, double value) {
 }  // namespace
 
 void Table::add_row(std::vector<std::string> cells) {
-  OSCAR_CHECK(cells.size() == columns_.size(), "table: ", cells.size(), " cells in a row, expected ",
-              columns_.size());
+  OSCAR_CHECK(cells.size() == columns_.size(), "table: ", cells.size(),
+              " cells in a row, expected ", columns_.size());
   rows_.push_back(std::move(cells));
 }
 
@@ -147,11 +147,20 @@ std::string escape_html(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
     switch (c) {
-      case '&': escaped += "&amp;"; break;
-      case '<': escaped += "&lt;"; break;
-      case '>': escaped += "&gt;"; break;
-      case '"': escaped += "&quot;"; break;
-      default: escaped += c;
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      default:
+        escaped += c;
     }
   }
   return escaped;
