@@ -63,12 +63,12 @@ std::string percent_with_error(const ResultRow* row) {
 std::string heading(const CellRows& cell) {
   const ResultRow& row = cell.rows.front();
   std::string text = cell.cell;
-  if (!row.mode.empty()) text += ", " + row.mode + " windows";
+  if (!row.mode.empty()) text += cat(", ", row.mode, " windows");
   const std::string rows = label_of(&row, "rows"), model = label_of(&row, "model");
-  if (!rows.empty()) text += ", rows " + rows;
-  if (!model.empty()) text += ", " + model;
+  if (!rows.empty()) text += cat(", rows ", rows);
+  if (!model.empty()) text += cat(", ", model);
   const std::string weights = label_of(&row, "weights"), compute = label_of(&row, "compute");
-  if (!weights.empty()) text += " (" + weights + " weights, " + compute + " compute)";
+  if (!weights.empty()) text += cat(" (", weights, " weights, ", compute, " compute)");
   return text;
 }
 
@@ -212,9 +212,9 @@ std::string text_report(const std::vector<ResultRow>& rows) {
     check_mergeable(cell);
     text += heading(cell) + "\n" + arms_table(cell).text();
     const Table differences = difference_table(cell);
-    if (differences.num_rows() > 0) text += "\n" + differences.text();
+    if (differences.num_rows() > 0) text += cat("\n", differences.text());
     const Table buckets = bucket_table(cells, cell.cell);
-    if (buckets.num_rows() > 0) text += "\n" + buckets.text();
+    if (buckets.num_rows() > 0) text += cat("\n", buckets.text());
     text += "\n";
   }
   return text;

@@ -95,8 +95,8 @@ std::vector<PlotPoint> points_of(const CellRows& cell, const std::string& metric
 }
 
 std::string cell_section(const std::vector<CellRows>& cells, const CellRows& cell) {
-  std::string html = "<h2>" + escape_html(cell.cell) + "</h2>\n<div class=\"scroll\">" +
-                     arms_table(cell).html() + "</div>\n";
+  std::string html = cat("<h2>", escape_html(cell.cell), "</h2>\n<div class=\"scroll\">",
+                         arms_table(cell).html(), "</div>\n");
   html += dot_plot_svg("KL to the reference (nats per token), 95 % intervals",
                        points_of(cell, "kl"), true);
   html += dot_plot_svg("Δ ln PPL against the reference, 95 % intervals",
@@ -106,7 +106,7 @@ std::string cell_section(const std::vector<CellRows>& cells, const CellRows& cel
   const Table differences = difference_table(cell);
   if (differences.num_rows() > 0) html += differences.html();
   const Table buckets = bucket_table(cells, cell.cell);
-  if (buckets.num_rows() > 0) html += "<div class=\"scroll\">" + buckets.html() + "</div>\n";
+  if (buckets.num_rows() > 0) html += cat("<div class=\"scroll\">", buckets.html(), "</div>\n");
   return html;
 }
 
@@ -122,7 +122,7 @@ std::string origin(const std::vector<ResultRow>& rows) {
     if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
   }
   std::string html = "<footer>";
-  for (const std::string& line : lines) html += "<p>" + escape_html(line) + "</p>";
+  for (const std::string& line : lines) html += cat("<p>", escape_html(line), "</p>");
   return html + "</footer>\n";
 }
 

@@ -73,13 +73,13 @@ std::string Table::text() const {
 std::string Table::markdown() const {
   std::string result = "|", rule = "|";
   for (const Column& column : columns_) {
-    result += " " + escape_markdown(column.header) + " |";
+    result += cat(" ", escape_markdown(column.header), " |");
     rule += column.right_aligned ? " ---: |" : " --- |";
   }
   result += "\n" + rule + "\n";
   for (const auto& row : rows_) {
     result += "|";
-    for (const std::string& cell : row) result += " " + escape_markdown(cell) + " |";
+    for (const std::string& cell : row) result += cat(" ", escape_markdown(cell), " |");
     result += "\n";
   }
   return result;
@@ -91,13 +91,13 @@ std::string Table::html() const {
     return columns_[column].right_aligned ? std::string(" class=\"n\"") : std::string();
   };
   for (size_t column = 0; column < columns_.size(); ++column) {
-    result += "<th" + tag(column) + ">" + escape_html(columns_[column].header) + "</th>";
+    result += cat("<th", tag(column), ">", escape_html(columns_[column].header), "</th>");
   }
   result += "</tr>\n";
   for (const auto& row : rows_) {
     result += "<tr>";
     for (size_t column = 0; column < row.size(); ++column) {
-      result += "<td" + tag(column) + ">" + escape_html(row[column]) + "</td>";
+      result += cat("<td", tag(column), ">", escape_html(row[column]), "</td>");
     }
     result += "</tr>\n";
   }
