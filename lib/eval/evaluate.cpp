@@ -57,24 +57,25 @@ class BundleShelf {
   std::map<std::string, NamedBundle> shelf_;
 };
 
+// text: NAME[:SUFFIX...][@BUNDLE.h5]
 std::shared_ptr<const KvArm> build_arm(const std::string& text, const EvalRequest& request,
-                                       const ModelConfig& config, BundleShelf& shelf) {
+                                       const ModelWeights& weights, BundleShelf& shelf) {
   const size_t at = text.find('@');
   const std::string name = text.substr(0, at);
-  const std::vector<std::string> known = arm_names();
-  if (std::find(known.begin(), known.end(), name) == known.end()) {
-    std::string list;
-    for (const std::string& arm : known) list += (list.empty() ? "" : ", ") + arm;
-    fail("--arm ", name, ": unknown arm, expected one of ", list);
+  ArmOptions options = request.arm_options;
+  options.model_sha256 = model_sha256(weights);
+  const NamedBundle* bundle = nullptr;
+  if (arm_needs_bundle(name)) {
+    options.bundle_path = at == std::string::npos ? request.bundle_path : text.substr(at + 1);
+    bundle = shelf.get(options.bundle_path);
+    if (bundle != nullptr) options.bundle_sha256 = bundle->sha256;
   }
-  const std::string path = at == std::string::npos ? request.bundle_path : text.substr(at + 1);
-  const NamedBundle* bundle = shelf.get(path);
   KvArm arm =
-      make_arm(name, config, request.arm_options, bundle == nullptr ? nullptr : &bundle->bundle);
-  if (at != std::string::npos) {
-    arm.name = name + "@" + std::filesystem::path(path).stem().string();
+      make_arm(name, weights.config, options, bundle == nullptr ? nullptr : &bundle->bundle);
+  arm.name = name;
+  if (at != std::string::npos && bundle != nullptr) {
+    arm.name += "@" + std::filesystem::path(options.bundle_path).stem().string();
   }
-  if (bundle != nullptr && name.starts_with("oscar")) arm.bundle_sha256 = bundle->sha256;
   return std::make_shared<const KvArm>(std::move(arm));
 }
 
@@ -87,8 +88,7 @@ std::string cell_name(const EvalSession& session) {
 }
 
 std::string arm_provenance(const KvArm& arm) {
-  return cat(arm.name, "[", arm.quantized ? to_string(arm.windows) : "", ",", arm.bits_nominal, ",",
-             arm.bundle_sha256, "]");
+  return cat(arm.name, " [", describe(arm), "; ", arm.bundle_sha256, "]");
 }
 
 std::string provenance(const EvalSession& session, size_t num_windows) {
@@ -149,15 +149,17 @@ EvalSession open_session(const EvalRequest& request) {
   session.weights = std::make_shared<const ModelWeights>(load_weights(request.model_path));
   session.tokenizer = Tokenizer::load(request.model_path);
   session.texts = load_texts(request.text_paths, *session.tokenizer);
-  const ModelConfig& config = session.weights->config;
   BundleShelf shelf(request, session);
-  session.arms.push_back(build_arm(request.reference, request, config, shelf));
+  // A bundle of another model, or made from the scored text, is an error even where single arms may
+  // be left out.
+  shelf.get(request.bundle_path);
+  session.arms.push_back(build_arm(request.reference, request, *session.weights, shelf));
   OSCAR_CHECK(!session.arms[0]->quantized, "--reference ", request.reference,
               ": the reference must be bf16 or fp32");
   for (const std::string& name : request.arms) {
     if (name == request.reference) continue;
     try {
-      session.arms.push_back(build_arm(name, request, config, shelf));
+      session.arms.push_back(build_arm(name, request, *session.weights, shelf));
     } catch (const Interrupted&) {
       throw;
     } catch (const Error& problem) {
@@ -166,7 +168,7 @@ EvalSession open_session(const EvalRequest& request) {
     }
   }
   session.transformer = std::make_unique<Transformer>(session.weights, request.compute);
-  session.labels["model"] = config.name;
+  session.labels["model"] = session.weights->config.name;
   session.labels["model_sha256"] = model_sha256(*session.weights);
   session.labels["tokenizer_sha256"] = session.tokenizer->sha256();
   session.labels["weights"] =

@@ -22,7 +22,7 @@ struct EvalRequest {
   std::string model_path;
   std::vector<std::string> text_paths;
   std::string reference = "bf16";     // arm every other one is compared with
-  std::vector<std::string> arms;      // NAME or NAME@BUNDLE.h5
+  std::vector<std::string> arms;      // NAME[:SUFFIX...][@BUNDLE.h5], see make_arm
   bool skip_impossible_arms = false;  // true: an arm that the bundle cannot give becomes a note
   std::string bundle_path;            // for arms without their own; may be empty
   bool allow_overlap = false;         // score the calibration text all the same, labelled

@@ -90,6 +90,9 @@ class RowBuilder {
   void add_labels(const KvArm& arm) {
     base_.labels["codec"] = summary_.codec;
     base_.labels["windows"] = summary_.quantized ? to_string(summary_.windows) : "";
+    const std::string mode = mode_name(summary_.windows.mode);
+    if (summary_.quantized && mode != run_.mode) base_.labels["windows"] += " " + mode;
+    base_.labels["arm"] = describe(arm);
     if (!summary_.group.empty()) base_.labels["group"] = summary_.group;
     if (!summary_.bundle_sha256.empty()) base_.labels["bundle_sha256"] = summary_.bundle_sha256;
     if (summary_.quantized) {

@@ -23,6 +23,7 @@ class ByteTokenizer : public Tokenizer {
     return {};
   }
   size_t vocab_size() const override { return 256; }
+  size_t num_merges() const override { return 0; }
   int64_t bos_id() const override { return -1; }
   bool add_bos() const override { return false; }
   std::vector<int64_t> stop_ids() const override { return {}; }
