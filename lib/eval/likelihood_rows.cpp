@@ -92,7 +92,7 @@ class RowBuilder {
     base_.labels["windows"] = summary_.quantized ? to_string(summary_.windows) : "";
     const std::string mode = mode_name(summary_.windows.mode);
     if (summary_.quantized && mode != run_.mode) base_.labels["windows"] += " " + mode;
-    base_.labels["arm"] = describe(arm);
+    base_.labels["arm_description"] = describe(arm);
     if (!summary_.group.empty()) base_.labels["group"] = summary_.group;
     if (!summary_.bundle_sha256.empty()) base_.labels["bundle_sha256"] = summary_.bundle_sha256;
     if (summary_.quantized) {
@@ -128,7 +128,7 @@ class RowBuilder {
     base_.numbers["tokens_hp"] = high;
     base_.numbers["cache_bytes"] = (packed + plain) / windows;  // one window, at its end
     base_.numbers["forward_s"] = seconds;
-    base_.numbers["windows"] = windows;
+    base_.numbers["num_windows"] = windows;
     if (summary_.quantized && read == 0) base_.labels["status"] = "not quantized";
   }
 
@@ -191,6 +191,7 @@ class RowBuilder {
 
   void add_perplexity(const Bucket& bucket, std::vector<ResultRow>& rows) const {
     ResultRow& ppl = add_mean("ppl", "ppl", nll, bucket, rows);
+    ppl.labels["estimator"] = "exp_mean";
     ppl.numbers["nll"] = ppl.value;
     if (ppl.numbers.contains("infinite")) note_infinite(bucket, ppl);
     ppl.value = std::exp(ppl.value);

@@ -43,7 +43,7 @@ const std::vector<std::pair<std::string, std::string>> kRecallMetrics = {
 std::string read_per_query(const ResultRow* row) {
   if (row == nullptr) return "n/a";
   const auto read = row->numbers.find("tokens_int2_read");
-  const auto windows = row->numbers.find("windows");
+  const auto windows = row->numbers.find("num_windows");
   const auto tokens = row->numbers.find("bpe_tokens");
   if (read == row->numbers.end() || windows == row->numbers.end() || tokens == row->numbers.end() ||
       windows->second == 0) {
