@@ -16,6 +16,10 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", [] { return oscar::version_text(); });
   app.require_subcommand(1);
   // Table of subcommands, in the order of the help text.
+  oscar::add_simulate(app);
+  oscar::add_eval(app);
+  oscar::add_compare(app);
+  oscar::add_report(app);
   oscar::add_generate(app);
   oscar::add_bench_cpu(app);
   try {
