@@ -206,6 +206,7 @@ std::unique_ptr<Codec> make_codec_with(const CodecSpec& spec,
                   metric->l.size() == size * size && metric->pivot.size() == size,
               "codec: metric of head_dim ", metric->head_dim, " (", metric->l.size(),
               " entries) does not fit head_dim ", spec.head_dim);
+  if (spec.levels == Levels::kTrellis) return make_trellis_codec(spec, std::move(metric));
   return std::make_unique<RowCodec>(spec, std::move(metric), kernels);
 }
 

@@ -23,6 +23,8 @@ enum class Levels : uint8_t {
   kUniform,
   kLloydMax,    // Gaussian thresholds, uniform levels of scale 2C/3 * 1.16 * std
   kLloydExact,  // Gaussian thresholds and centroids; the pair stored is (std, mean)
+  kTrellis,  // experimental, CPU only: 8 uniform levels reached through an 8-state trellis, still
+             // 2 stored bits (trellis_codec.cpp); needs the feedback encoder without sweeps
 };
 enum class GroupAxis : uint8_t {
   kChannels,  // groups of consecutive dims inside one token's row (everything but KIVI keys)

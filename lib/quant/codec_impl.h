@@ -77,9 +77,14 @@ void encode_feedback(const RowEncoder& encoder, RowBatch& batch);
 // Folds the unbiased gain into the pairs (best_recipe step 6).
 void fold_gain(const RowEncoder& encoder, RowBatch& batch);
 
+// (x . x) / (x . y) clamped to [0.8, 1.5]; 1 for a row of zeros. Counts clamped rows.
+float unbiased_gain(double xx, double xy, EncodeStats& stats);
+
 [[noreturn]] void fail_metadata_overflow(const RowEncoder& encoder, size_t row, float minimum,
                                          float maximum);
 
+std::unique_ptr<Codec> make_trellis_codec(const CodecSpec& spec,
+                                          std::shared_ptr<const EncoderMetric> metric);
 std::unique_ptr<Codec> make_token_codec(const CodecSpec& spec, const LaneKernels& kernels);
 
 }  // namespace oscar

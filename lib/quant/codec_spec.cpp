@@ -60,7 +60,12 @@ void check(const CodecSpec& spec) {
   OSCAR_CHECK(spec.group >= 0 && (spec.group == 0 || spec.head_dim % spec.group == 0),
               "codec: group must divide head_dim ", spec.head_dim, ", got ", spec.group);
   if (spec.encoder == Encoder::kFeedback) check_feedback(spec);
-  if (spec.levels != Levels::kUniform) {
+  if (spec.levels == Levels::kTrellis) {
+    OSCAR_CHECK(spec.bits == 2 && spec.encoder == Encoder::kFeedback,
+                "codec: the trellis needs 2 bits and the feedback encoder, got bits ", spec.bits);
+    OSCAR_CHECK(spec.feedback.sweeps == 0 && spec.feedback.feedback && !spec.feedback.start_grid,
+                "codec: the trellis has no sweeps, no grid start and always feeds the error back");
+  } else if (spec.levels != Levels::kUniform) {
     OSCAR_CHECK(spec.bits == 2, "codec: Lloyd-Max levels need 2 bits, got ", spec.bits);
     OSCAR_CHECK(spec.group == 0 || spec.group == spec.head_dim,
                 "codec: Lloyd-Max levels need one group per row, got group ", spec.group,

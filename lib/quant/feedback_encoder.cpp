@@ -137,21 +137,6 @@ void start_from_grid(const RowEncoder& encoder, RowBatch& batch) {
   }
 }
 
-// The pair of one candidate for metadata with a zero: wanted scale, middle of the range kept. A
-// pair that the type cannot hold becomes scale 0 with code 0 at the middle.
-StoredPair zero_candidate(const RowEncoder& encoder, float wanted, float middle) {
-  const float half = 0.5F * static_cast<float>(encoder.rule.max_code);
-  if (encoder.rule.format == MetaFormat::kLog8)
-    return round_pair(encoder.rule, wanted, middle - half * wanted, true);
-  const float stored = round_values(encoder.rule, wanted, 0.0F).scale;
-  StoredPair pair = round_pair(encoder.rule, stored, middle - half * stored, true);
-  if (!usable(pair) && std::isfinite(stored)) {
-    pair = constant_pair(encoder.rule, middle);
-    pair.scale = 0.0F;
-  }
-  return pair;
-}
-
 // The candidates of a round: multiples of batch.scale about the middle of the range, as they will
 // be stored. A scale of 0 stands for code 0 everywhere (constant rows).
 void make_candidates(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt) {
@@ -175,7 +160,7 @@ void make_candidates(const RowEncoder& encoder, RowBatch& batch, const Deal& dea
   for (size_t i = 0; i < count; ++i) {
     const size_t lane = i % dealt.lanes;
     const StoredPair pair =
-        zero_candidate(encoder, scale[i], batch.low[lane] + half * batch.scale[lane]);
+        centered_pair(encoder.rule, scale[i], batch.low[lane] + half * batch.scale[lane]);
     batch.candidate_pairs[i] = pair;
     scale[i] = pair.scale;
     // A point (scale 0) keeps its value in the zero as if the scale were 1.

@@ -45,20 +45,23 @@ int log8_scale_byte(const MetaRule& rule, float scale) {
   return low;
 }
 
+// Code that stands for a point: its zero is exact, so a row of zeros is.
+int log8_point_code(int max_code) { return max_code % 3 == 0 ? 2 * max_code / 3 : 0; }
+
 // The zero lies within 4/3 L of L/2, so a grid whose middle is further from 0 gets a larger scale
-// instead of a wrong middle. A range that ends up below one step is a point: code 2L/3 stands for
-// it (constant rows; a row of zeros is exact), which takes L/6 of the zero's reach.
+// instead of a wrong middle. A range that ends up below one step is a point (constant rows); its
+// code lies off the middle, which shortens the zero's reach.
 StoredPair round_log8(const MetaRule& rule, float scale, float minimum) {
   const auto span = static_cast<float>(rule.max_code);
+  const auto point_code = static_cast<float>(log8_point_code(rule.max_code));
   const float middle = minimum + 0.5F * span * scale;
-  const float reach = 127.0F * log8_zero_step(rule.max_code) - span / 6.0F;
+  const float reach = 127.0F * log8_zero_step(rule.max_code) - std::abs(point_code - 0.5F * span);
   const float wanted = std::abs(middle) > reach * scale ? std::abs(middle) / reach : scale;
   StoredPair pair;
   pair.saturated = wanted > rule.log8_scale_max * kLog8HalfStep;
   pair.scale = rule.log8_table[log8_scale_byte(rule, wanted)];
-  const bool point = span * scale < pair.scale;
-  const float zero = point ? static_cast<float>(2 * rule.max_code / 3) - minimum / pair.scale
-                           : 0.5F * span - middle / pair.scale;
+  const float zero = span * scale < pair.scale ? point_code - minimum / pair.scale
+                                               : 0.5F * span - middle / pair.scale;
   pair.second = log8_zero(rule.max_code, log8_zero_byte(rule.max_code, zero));
   return pair;
 }
@@ -79,7 +82,7 @@ float round_value(MetaFormat format, float value) {
 MetaRule make_meta_rule(const CodecSpec& spec) {
   MetaRule rule;
   rule.format = spec.meta;
-  rule.max_code = (1 << spec.bits) - 1;
+  rule.max_code = spec.levels == Levels::kTrellis ? 7 : (1 << spec.bits) - 1;
   rule.lloyd_exact = spec.levels == Levels::kLloydExact;
   rule.has_zero = stores_zero(spec.meta) && !rule.lloyd_exact;
   rule.log8_scale_max = spec.log8_scale_max;
@@ -103,6 +106,18 @@ StoredPair round_pair(const MetaRule& rule, float scale, float minimum, bool zer
   if (!rule.has_zero) return round_values(rule, scale, minimum);
   const float divisor = zero_from_stored ? round_value(rule.format, scale) : scale;
   return round_values(rule, scale, -minimum / divisor);
+}
+
+StoredPair centered_pair(const MetaRule& rule, float scale, float middle) {
+  const float half = 0.5F * static_cast<float>(rule.max_code);
+  if (rule.format == MetaFormat::kLog8) return round_log8(rule, scale, middle - half * scale);
+  const float stored = round_value(rule.format, scale);
+  StoredPair pair = round_pair(rule, stored, middle - half * stored, true);
+  if (!usable(pair) && std::isfinite(stored)) {
+    pair = constant_pair(rule, middle);
+    pair.scale = 0.0F;
+  }
+  return pair;
 }
 
 bool usable(const StoredPair& pair) {

@@ -12,7 +12,7 @@ namespace oscar {
 // What a rounding depends on.
 struct MetaRule {
   MetaFormat format = MetaFormat::kScaleMinFp16;
-  int max_code = 3;             // L = 2^bits - 1
+  int max_code = 3;             // L = 2^bits - 1, the last level (7 for the trellis)
   bool has_zero = false;        // the second value is a zero in code units
   bool lloyd_exact = false;     // the pair is (std, mean), value = mean + std * centroid
   float log8_scale_max = 0.0F;  // kLog8
@@ -47,6 +47,10 @@ inline float low_of(const MetaRule& rule, const StoredPair& pair) {
 // with the given scale (zero_from_stored false: upstream's rule) or with the rounded one.
 // The result may be unusable (scale 0, not finite): see usable().
 StoredPair round_pair(const MetaRule& rule, float scale, float minimum, bool zero_from_stored);
+
+// The rounded pair whose scale is nearest to the wanted one and whose grid keeps its middle (the
+// value at code L/2). What the type cannot hold becomes scale 0 with the middle at code 0.
+StoredPair centered_pair(const MetaRule& rule, float scale, float middle);
 
 // Rounds two values as they are.
 StoredPair round_values(const MetaRule& rule, float scale, float second);

@@ -13,7 +13,7 @@ constexpr float kSmallestRange = 1e-8F;
 constexpr double kLloydThreshold = 0.9810652732849121;
 constexpr double kLloydCentroid = 1.5095585584640503;
 constexpr double kLloydStretch = 1.16;
-constexpr float kGainLow = 0.8F, kGainHigh = 1.5F;
+constexpr double kGainLow = 0.8, kGainHigh = 1.5;
 
 // Fills batch.threshold; false when the clip is off.
 bool find_thresholds(const RowEncoder& encoder, RowBatch& batch) {
@@ -120,6 +120,16 @@ void fail_metadata_overflow(const RowEncoder& encoder, size_t row, float minimum
        meta_bits(encoder.rule.format), "-bit metadata");
 }
 
+float unbiased_gain(double xx, double xy, EncodeStats& stats) {
+  double gain = 1.0;
+  if (xx > 0.0) gain = xy > 0.0 ? xx / xy : HUGE_VAL;
+  if (!(gain >= kGainLow && gain <= kGainHigh)) {
+    gain = gain < kGainLow ? kGainLow : kGainHigh;
+    ++stats.gain_clamped;
+  }
+  return static_cast<float>(gain);
+}
+
 void encode_rtn(const RowEncoder& encoder, RowBatch& batch) {
   const CodecSpec& spec = encoder.spec;
   const LaneKernels& kernels = *encoder.kernels;
@@ -176,13 +186,8 @@ void fold_gain(const RowEncoder& encoder, RowBatch& batch) {
   }
   const auto lanes = static_cast<size_t>(encoder.kernels->lanes);
   for (size_t lane = 0; lane < static_cast<size_t>(batch.count); ++lane) {
-    const float xx = batch.products[0][lane], xy = batch.products[1][lane];
-    float gain = 1.0F;  // a row of zeros has none
-    if (xx > 0.0F) gain = xy > 0.0F ? xx / xy : HUGE_VALF;
-    if (!(gain >= kGainLow && gain <= kGainHigh)) {
-      gain = gain < kGainLow ? kGainLow : kGainHigh;
-      ++batch.stats->gain_clamped;
-    }
+    const float gain = unbiased_gain(static_cast<double>(batch.products[0][lane]),
+                                     static_cast<double>(batch.products[1][lane]), *batch.stats);
     for (size_t index = lane; index < batch.pairs.size(); index += lanes) {
       const bool saturated = batch.pairs[index].saturated;
       batch.pairs[index] = multiply_pair(encoder.rule, batch.pairs[index], gain);
