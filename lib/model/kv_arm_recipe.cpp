@@ -210,6 +210,7 @@ const std::map<std::string, SideChange>& side_suffixes() {
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.refits = x.integer(0, 16); }},
       {"multipliers",
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.multipliers = parse_multipliers(x); }},
+      {"trellis", [](SideRecipe& s, const Suffix&) { s.codec.levels = Levels::kTrellis; }},
       {"no-clip",
        [](SideRecipe& s, const Suffix&) {
          s.clip_from_bundle = false;
