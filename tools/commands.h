@@ -6,6 +6,8 @@
 
 namespace oscar {
 
+void add_capture(CLI::App& app);
+void add_calibrate(CLI::App& app);
 void add_simulate(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_compare(CLI::App& app);

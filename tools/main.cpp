@@ -16,6 +16,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", [] { return oscar::version_text(); });
   app.require_subcommand(1);
   // Table of subcommands, in the order of the help text.
+  oscar::add_capture(app);
+  oscar::add_calibrate(app);
   oscar::add_simulate(app);
   oscar::add_eval(app);
   oscar::add_compare(app);

@@ -46,10 +46,13 @@ class ActivationSource {
 std::unique_ptr<ActivationSource> capture_source(const CaptureReader& reader,
                                                  size_t first_sequence = 0);
 
+// A reference cache of the precision of the computation: float32 or bf16 rows.
+std::shared_ptr<const KvArm> reference_arm(Compute compute);
+
 struct ModelSourceOptions {
-  std::string spill_folder;  // for the temporary file of keys and values
-  bool spill_bf16 = true;    // false: float32, for comparisons
-  size_t queries_from = 0;   // queries are kept from this token on
+  Compute compute = Compute::kFp32;  // that of the model
+  std::string spill_folder;          // for the temporary file of keys and values
+  size_t queries_from = 0;           // queries are kept from this token on
 };
 // The model must outlive the source. Every sequence is one forward call.
 std::unique_ptr<ActivationSource> model_source(Transformer& model, const Provenance& provenance,

@@ -36,14 +36,13 @@ class ModelSource : public ActivationSource {
         provenance_(provenance),
         sequences_(std::move(sequences)),
         options_(options),
-        arm_(std::make_shared<KvArm>()) {
+        arm_(reference_arm(options.compute)) {
     offsets_.push_back(0);
     for (const auto& sequence : sequences_) {
       OSCAR_CHECK(!sequence.empty(), "calibration: an empty sequence");
       offsets_.push_back(offsets_.back() + sequence.size());
     }
     OSCAR_CHECK(offsets_.size() > 1, "calibration: no sequences");
-    arm_->name = "bf16";
   }
 
   const HeadGeometry& geometry() const override { return geometry_; }
@@ -65,7 +64,7 @@ class ModelSource : public ActivationSource {
     OSCAR_CHECK(layers.size() == model_.config().num_layers,
                 "calibration: a forward pass shows all layers at once");
     spill_ = std::make_unique<SpillRows>(options_.spill_folder, geometry_, layers.size(),
-                                         options_.spill_bf16, options_.queries_from);
+                                         options_.compute == Compute::kBf16, options_.queries_from);
     SpillingObserver spilling(observer, *spill_);
     for (size_t s = 0; s < sequences_.size(); ++s) {
       progress.step({"forward", offsets_[s], offsets_.back(), "tokens"});
@@ -83,12 +82,20 @@ class ModelSource : public ActivationSource {
   Provenance provenance_;
   std::vector<std::vector<int32_t>> sequences_;
   ModelSourceOptions options_;
-  std::shared_ptr<KvArm> arm_;
+  std::shared_ptr<const KvArm> arm_;
   std::vector<size_t> offsets_;
   std::unique_ptr<SpillRows> spill_;
 };
 
 }  // namespace
+
+std::shared_ptr<const KvArm> reference_arm(Compute compute) {
+  auto arm = std::make_shared<KvArm>();
+  const bool fp32 = compute == Compute::kFp32;
+  arm->name = fp32 ? "fp32" : "bf16";
+  arm->high_precision = fp32 ? HighPrecision::kFp32 : HighPrecision::kBf16;
+  return arm;
+}
 
 std::unique_ptr<ActivationSource> model_source(Transformer& model, const Provenance& provenance,
                                                std::vector<std::vector<int32_t>> sequences,

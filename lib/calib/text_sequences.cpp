@@ -1,0 +1,82 @@
+#include "calib/text_sequences.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "base/error.h"
+#include "io/sha256.h"
+
+namespace oscar {
+namespace {
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  OSCAR_CHECK(file.good(), path, ": cannot open the text");
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  OSCAR_CHECK(!file.bad(), path, ": cannot read the text");
+  OSCAR_CHECK(!text.empty(), path, ": the text is empty");
+  return text;
+}
+
+// Cuts one text; its share of the budget is divided evenly over the lengths.
+void cut(const std::vector<int32_t>& ids, size_t budget, const std::vector<size_t>& lengths,
+         const std::string& path, TextSequences& result) {
+  const size_t shortest = *std::min_element(lengths.begin(), lengths.end());
+  size_t position = 0;
+  std::vector<size_t> taken(lengths.size(), 0);
+  while (true) {
+    // The length with the fewest tokens so far that still fits text and budget.
+    size_t best = lengths.size();
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      if (position + lengths[i] > ids.size() || position + lengths[i] > budget) continue;
+      if (best == lengths.size() || taken[i] < taken[best]) best = i;
+    }
+    if (best == lengths.size()) break;
+    result.sequences.emplace_back(
+        ids.begin() + static_cast<std::ptrdiff_t>(position),
+        ids.begin() + static_cast<std::ptrdiff_t>(position + lengths[best]));
+    position += lengths[best];
+    taken[best] += lengths[best];
+  }
+  if (position == 0) {
+    const size_t count = std::min(ids.size(), budget);
+    result.sequences.emplace_back(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count));
+    result.warnings.push_back(cat(path, ": ", ids.size(), " tokens, of which ", budget,
+                                  " are wanted, give one sequence of ", count,
+                                  " instead of the length ", shortest));
+  } else if (position + shortest <= budget) {
+    result.warnings.push_back(cat(path, ": only ", position, " of the ", budget, " tokens wanted"));
+  }
+}
+
+}  // namespace
+
+size_t TextSequences::num_tokens() const {
+  size_t count = 0;
+  for (const auto& sequence : sequences) count += sequence.size();
+  return count;
+}
+
+TextSequences load_text_sequences(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
+                                  const TextOptions& options) {
+  OSCAR_CHECK(!paths.empty(), "--text: expected at least one file");
+  OSCAR_CHECK(options.num_tokens > 0, "--tokens: expected a positive number");
+  OSCAR_CHECK(!options.lengths.empty(), "--seq-len: expected at least one length");
+  for (const size_t length : options.lengths)
+    OSCAR_CHECK(length > 0, "--seq-len: expected positive lengths, got 0");
+  TextSequences result;
+  std::string hashes;
+  const size_t budget = (options.num_tokens + paths.size() - 1) / paths.size();
+  for (const std::string& path : paths) {
+    const std::string text = read_text(path);
+    hashes += sha256_hex(text) + "\n";
+    const std::vector<int32_t> ids = tokenizer.encode(text, false);
+    OSCAR_CHECK(!ids.empty(), path, ": the text has no tokens");
+    cut(ids, budget, options.lengths, path, result);
+  }
+  result.text_sha256 = paths.size() == 1 ? hashes.substr(0, 64) : sha256_hex(hashes);
+  return result;
+}
+
+}  // namespace oscar

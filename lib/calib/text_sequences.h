@@ -1,0 +1,32 @@
+// Calibration text to token sequences of the wanted lengths.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/tokenizer.h"
+
+namespace oscar {
+
+struct TextOptions {
+  size_t num_tokens = 20480;             // in all, divided evenly over the texts and lengths
+  std::vector<size_t> lengths = {2048};  // of the sequences; several are pooled
+};
+
+struct TextSequences {
+  std::vector<std::vector<int32_t>> sequences;
+  std::string text_sha256;  // of the file, or of the lines "<sha256>\n" of several
+  std::vector<std::string> warnings;
+  size_t num_tokens() const;
+};
+
+// Each text is tokenized once without special tokens (evaluation.md 2) and cut into windows that do
+// not overlap; an incomplete last window is dropped. A text shorter than the shortest length gives
+// one sequence of its whole. Lengths alternate so that every part of the result holds all of them
+// in proportion. Throws Error naming the file: unreadable, empty, no tokens.
+TextSequences load_text_sequences(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
+                                  const TextOptions& options);
+
+}  // namespace oscar

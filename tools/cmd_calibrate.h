@@ -1,0 +1,31 @@
+// Options of `oscar calibrate`, so that tests can run it without a command line.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace oscar {
+
+struct CalibrateCommand {
+  std::string capture;  // or model and texts
+  std::string model, compute = "fp32";
+  std::vector<std::string> texts;
+  std::string out;  // with several recipes it contains "{recipe}"
+  std::vector<std::string> recipes = {"official"};
+  size_t tokens = 20480;
+  std::vector<size_t> lengths = {2048};
+  // Changes to the recipe; empty or negative = as the recipe says.
+  std::string key_target, value_target, composition;
+  double clip_k = -1.0, clip_v = -1.0;
+  bool per_head = false, center = false, block_hadamard = false;
+  double held_out = 0.2;
+  size_t held_out_tokens = 1024, sink = 64, recent = 256;
+  int group = 0, threads = 0;
+  bool json = false, quiet = false;
+};
+
+// Writes the bundles; a table (or one JSON object with --json) goes to stdout.
+void run_calibrate(const CalibrateCommand& options);
+
+}  // namespace oscar
