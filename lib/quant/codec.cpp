@@ -38,7 +38,10 @@ class RowCodec final : public Codec {
     encoder_.rule = make_meta_rule(spec);
     encoder_.kernels = &kernels;
     encoder_.metric = std::move(metric);
-    if (encoder_.metric != nullptr) encoder_.panels = make_metric_panels(*encoder_.metric);
+    if (encoder_.metric != nullptr) {
+      const bool sweeps = spec.encoder == Encoder::kFeedback && spec.feedback.sweeps > 0;
+      encoder_.panels = make_metric_panels(*encoder_.metric, sweeps);
+    }
   }
   const CodecSpec& spec() const override { return encoder_.spec; }
   int token_block() const override { return 1; }

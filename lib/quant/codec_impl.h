@@ -28,7 +28,8 @@ struct MetricPanels {
   std::vector<float> ones_l;  // [D]: column sums of L
   double ones_norm = 0.0;     // 1 A 1^T
 };
-MetricPanels make_metric_panels(const EncoderMetric& metric);
+// with_a: also the panels of A, which only the sweeps read.
+MetricPanels make_metric_panels(const EncoderMetric& metric, bool with_a);
 
 // Everything the encoders of a row codec share; built once.
 struct RowEncoder {

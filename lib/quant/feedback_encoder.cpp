@@ -234,14 +234,14 @@ void encode_feedback(const RowEncoder& encoder, RowBatch& batch) {
   check_best(encoder, batch);
 }
 
-MetricPanels make_metric_panels(const EncoderMetric& metric) {
+MetricPanels make_metric_panels(const EncoderMetric& metric, bool with_a) {
   const auto size = static_cast<size_t>(metric.head_dim);
   MetricPanels panels;
   panels.ones_l.assign(size, 0.0F);
   for (size_t begin = size; begin > 0; begin -= 4)
     for (size_t j = size; j-- > begin - 4;)
       for (size_t k = begin - 4; k < begin; ++k) panels.l.push_back(metric.l[j * size + k]);
-  for (size_t begin = 0; begin < size; begin += 4)
+  for (size_t begin = 0; with_a && begin < size; begin += 4)
     for (size_t j = 0; j < size; ++j)
       for (size_t k = begin; k < begin + 4; ++k) panels.a.push_back(metric.a[j * size + k]);
   for (size_t i = 0; i < size; ++i) {

@@ -91,6 +91,30 @@ struct TokenBlockFormat {
   constexpr size_t block_bytes() const { return pair_offset(row.head_dim); }
 };
 
+// vLLM's slot of one token and KV head, fp16 pairs inline:
+// [K codes][K scale][K min][V codes][V scale][V min], consecutive order. half_alignment 1: the
+// slot's size is rounded up to even (pull request 46774); 16: each half is padded to a multiple of
+// 16 bytes (47055).
+struct VllmSlotFormat {
+  int k_head_dim;
+  int v_head_dim;
+  int half_alignment;
+
+  static constexpr RowFormat row(int head_dim) {
+    return {head_dim, head_dim, 2, MetaFormat::kScaleMinFp16First, PackOrder::kConsecutive};
+  }
+  constexpr size_t padded(size_t bytes) const {
+    const auto step = static_cast<size_t>(half_alignment);
+    return (bytes + step - 1) / step * step;
+  }
+  constexpr size_t k_offset() const { return 0; }
+  constexpr size_t v_offset() const { return padded(row(k_head_dim).row_bytes()); }
+  constexpr size_t slot_bytes() const {
+    const size_t bytes = v_offset() + padded(row(v_head_dim).row_bytes());
+    return bytes + bytes % 2;
+  }
+};
+
 namespace int2_format_checks {
 constexpr RowFormat kOurs{128, 128, 2, MetaFormat::kScaleMinFp16, PackOrder::kConsecutive};
 constexpr RowFormat kUpstream{128, 64, 2, MetaFormat::kScaleZeroFp32, PackOrder::kQuartered};
@@ -101,6 +125,9 @@ static_assert(kUpstream.code_byte(70) == 6 && kUpstream.code_shift(70) == 4);
 static_assert(kUpstream.pair_offset(1) == 40);
 constexpr TokenBlockFormat kKivi{kOurs, 32};
 static_assert(kKivi.block_bytes() == 32 * 32 + 128 * 4);
+static_assert(VllmSlotFormat{128, 128, 1}.slot_bytes() == 72);
+static_assert(VllmSlotFormat{128, 128, 16}.slot_bytes() == 96);
+static_assert(VllmSlotFormat{100, 100, 1}.v_offset() == 29);
 }  // namespace int2_format_checks
 
 }  // namespace oscar
