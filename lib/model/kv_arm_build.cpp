@@ -188,6 +188,8 @@ const char* meta_name(MetaFormat meta) {
       return "scale/min fp16, rounded first";
     case MetaFormat::kLog8:
       return "log-8 scale, 8-bit zero";
+    case MetaFormat::kSymmetricFp16:
+      return "symmetric fp16 scale";
   }
   return "";
 }

@@ -151,13 +151,15 @@ MetaFormat parse_meta(const Suffix& suffix) {
   static const std::map<std::string, MetaFormat> formats = {
       {"fp16", MetaFormat::kScaleMinFp16},
       {"log8", MetaFormat::kLog8},
+      {"symmetric", MetaFormat::kSymmetricFp16},
       {"scale-zero-fp32", MetaFormat::kScaleZeroFp32},
       {"scale-zero-bf16", MetaFormat::kScaleZeroBf16},
       {"scale-zero-fp16", MetaFormat::kScaleZeroFp16},
       {"vllm", MetaFormat::kScaleMinFp16First}};
   const auto found = formats.find(suffix.value);
   if (found == formats.end()) {
-    suffix.refuse("meta=fp16, log8, scale-zero-fp32, scale-zero-bf16, scale-zero-fp16 or vllm");
+    suffix.refuse(
+        "meta=fp16, log8, symmetric, scale-zero-fp32, scale-zero-bf16, scale-zero-fp16 or vllm");
   }
   return found->second;
 }

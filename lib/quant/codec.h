@@ -69,7 +69,7 @@ struct CodecSpec {
 void check(const CodecSpec& spec);
 
 // Bits per element of the stored rows, metadata included, windows not: bits + 2 * meta bits / group
-// (log8: + 16 / group).
+// (log8 and symmetric: + 16 / group).
 double nominal_bits(const CodecSpec& spec);
 
 // Attention-weighted metric of one (layer, head, side): A = R^T M R / mean(diag) + damping I and

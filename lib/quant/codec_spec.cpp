@@ -77,7 +77,8 @@ void check(const CodecSpec& spec) {
 
 double nominal_bits(const CodecSpec& spec) {
   const int group = spec.group == 0 ? spec.head_dim : spec.group;
-  return static_cast<double>(spec.bits) + 2.0 * meta_bits(spec.meta) / group;
+  return static_cast<double>(spec.bits) +
+         static_cast<double>(meta_values(spec.meta) * meta_bits(spec.meta)) / group;
 }
 
 }  // namespace oscar

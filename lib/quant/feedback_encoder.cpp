@@ -164,7 +164,8 @@ void make_candidates(const RowEncoder& encoder, RowBatch& batch, const Deal& dea
     batch.candidate_pairs[i] = pair;
     scale[i] = pair.scale;
     // A point (scale 0) keeps its value in the zero as if the scale were 1.
-    low[i] = pair.scale == 0.0F ? -pair.second : low_of(encoder.rule, pair);
+    const bool point = pair.scale == 0.0F && !holds_constants(encoder.rule.format);
+    low[i] = point ? -pair.second : low_of(encoder.rule, pair);
   }
 }
 
@@ -207,7 +208,7 @@ void check_best(const RowEncoder& encoder, RowBatch& batch) {
     if (!std::isfinite(batch.best_cost[lane]))
       fail_metadata_overflow(encoder, batch.first_row + lane, batch.minimum[lane],
                              batch.maximum[lane]);
-    if (batch.pairs[lane].scale == 0.0F) {
+    if (batch.pairs[lane].scale == 0.0F && !holds_constants(encoder.rule.format)) {
       batch.pairs[lane].scale = 1.0F;
       ++batch.stats->meta_fallbacks;
     }

@@ -31,6 +31,7 @@ enum class MetaFormat : uint8_t {
   kScaleMinFp16First,  // vLLM: the pair is rounded to fp16 before the codes are chosen
   kLog8,  // 1 byte n: scale = s_max * 2^(-n/32); 1 byte m: zero = L/2 + (m - 128) * L/96 with
           // L = 2^bits - 1 (2 bits: 1.5 + (m - 128) / 32); value = (code - zero) * scale
+  kSymmetricFp16,  // one fp16 scale, no second value: value = (code - L/2) * scale
 };
 
 // Bits of one of the two stored values.
@@ -38,7 +39,11 @@ constexpr int meta_bits(MetaFormat meta) {
   return meta == MetaFormat::kScaleZeroFp32 ? 32 : meta == MetaFormat::kLog8 ? 8 : 16;
 }
 
-// True when the second value is a zero in code units, false when it is the minimum.
+// Stored values of a group: 2 but for the symmetric format.
+constexpr int meta_values(MetaFormat meta) { return meta == MetaFormat::kSymmetricFp16 ? 1 : 2; }
+
+// True when the second value is a zero in code units (stored or implied), false when it is the
+// minimum.
 constexpr bool stores_zero(MetaFormat meta) {
   return meta != MetaFormat::kScaleMinFp16 && meta != MetaFormat::kScaleMinFp16First;
 }
@@ -57,8 +62,12 @@ struct RowFormat {
   constexpr int num_groups() const { return head_dim / group; }
   constexpr size_t code_bytes() const { return static_cast<size_t>(head_dim * bits / 8); }
   constexpr size_t meta_value_bytes() const { return static_cast<size_t>(meta_bits(meta) / 8); }
+  // Metadata of one group.
+  constexpr size_t pair_bytes() const {
+    return static_cast<size_t>(meta_values(meta)) * meta_value_bytes();
+  }
   constexpr size_t row_bytes() const {
-    return code_bytes() + static_cast<size_t>(2 * num_groups()) * meta_value_bytes();
+    return code_bytes() + static_cast<size_t>(num_groups()) * pair_bytes();
   }
   // Byte of the row that holds the code of `dim`, and the code's lowest bit in that byte.
   constexpr size_t code_byte(int dim) const {
@@ -72,7 +81,7 @@ struct RowFormat {
   }
   // First byte of a group's pair; the second value follows the first.
   constexpr size_t pair_offset(int group_index) const {
-    return code_bytes() + static_cast<size_t>(2 * group_index) * meta_value_bytes();
+    return code_bytes() + static_cast<size_t>(group_index) * pair_bytes();
   }
 };
 
@@ -86,7 +95,7 @@ struct TokenBlockFormat {
   }
   constexpr size_t pair_offset(int channel) const {
     return static_cast<size_t>(tokens) * row.code_bytes() +
-           static_cast<size_t>(2 * channel) * row.meta_value_bytes();
+           static_cast<size_t>(channel) * row.pair_bytes();
   }
   constexpr size_t block_bytes() const { return pair_offset(row.head_dim); }
 };
@@ -119,6 +128,8 @@ namespace int2_format_checks {
 constexpr RowFormat kOurs{128, 128, 2, MetaFormat::kScaleMinFp16, PackOrder::kConsecutive};
 constexpr RowFormat kUpstream{128, 64, 2, MetaFormat::kScaleZeroFp32, PackOrder::kQuartered};
 constexpr RowFormat kLog8{128, 128, 2, MetaFormat::kLog8, PackOrder::kConsecutive};
+constexpr RowFormat kSymmetric{128, 32, 2, MetaFormat::kSymmetricFp16, PackOrder::kConsecutive};
+static_assert(kSymmetric.row_bytes() == 40 && kSymmetric.pair_offset(3) == 38);
 static_assert(kOurs.row_bytes() == 36 && kUpstream.row_bytes() == 48 && kLog8.row_bytes() == 34);
 static_assert(kOurs.code_byte(5) == 1 && kOurs.code_shift(5) == 2);
 static_assert(kUpstream.code_byte(70) == 6 && kUpstream.code_shift(70) == 4);

@@ -66,6 +66,16 @@ StoredPair round_log8(const MetaRule& rule, float scale, float minimum) {
   return pair;
 }
 
+// One scale for both signs: wide enough for the end that lies further out.
+StoredPair round_symmetric(const MetaRule& rule, float scale, float minimum) {
+  const auto span = static_cast<float>(rule.max_code);
+  const float end = std::fmax(std::abs(minimum), std::abs(minimum + span * scale));
+  StoredPair pair;
+  pair.scale = round_to_fp16(2.0F * end / span);
+  pair.second = 0.5F * span;
+  return pair;
+}
+
 float round_value(MetaFormat format, float value) {
   switch (format) {
     case MetaFormat::kScaleZeroFp32:
@@ -103,6 +113,7 @@ StoredPair round_values(const MetaRule& rule, float scale, float second) {
 
 StoredPair round_pair(const MetaRule& rule, float scale, float minimum, bool zero_from_stored) {
   if (rule.format == MetaFormat::kLog8) return round_log8(rule, scale, minimum);
+  if (rule.format == MetaFormat::kSymmetricFp16) return round_symmetric(rule, scale, minimum);
   if (!rule.has_zero) return round_values(rule, scale, minimum);
   const float divisor = zero_from_stored ? round_value(rule.format, scale) : scale;
   return round_values(rule, scale, -minimum / divisor);
@@ -110,7 +121,7 @@ StoredPair round_pair(const MetaRule& rule, float scale, float minimum, bool zer
 
 StoredPair centered_pair(const MetaRule& rule, float scale, float middle) {
   const float half = 0.5F * static_cast<float>(rule.max_code);
-  if (rule.format == MetaFormat::kLog8) return round_log8(rule, scale, middle - half * scale);
+  if (holds_constants(rule.format)) return round_pair(rule, scale, middle - half * scale, true);
   const float stored = round_value(rule.format, scale);
   StoredPair pair = round_pair(rule, stored, middle - half * stored, true);
   if (!usable(pair) && std::isfinite(stored)) {
@@ -125,7 +136,6 @@ bool usable(const StoredPair& pair) {
 }
 
 StoredPair constant_pair(const MetaRule& rule, float minimum) {
-  if (rule.format == MetaFormat::kLog8) return round_log8(rule, 0.0F, minimum);
   return round_values(rule, 1.0F, rule.has_zero ? -minimum : minimum);
 }
 
@@ -138,6 +148,7 @@ StoredPair multiply_pair(const MetaRule& rule, const StoredPair& pair, float gai
     return result;
   }
   result = round_values(rule, scale, rule.has_zero ? pair.second : gain * pair.second);
+  if (rule.format == MetaFormat::kSymmetricFp16) result.second = pair.second;
   return usable(result) ? result : pair;
 }
 
@@ -153,6 +164,9 @@ void write_pair(const MetaRule& rule, const StoredPair& pair, uint8_t* bytes) {
     case MetaFormat::kScaleZeroBf16:
       put16(0, float_to_bf16(pair.scale));
       put16(1, float_to_bf16(pair.second));
+      return;
+    case MetaFormat::kSymmetricFp16:
+      put16(0, float_to_fp16(pair.scale));
       return;
     case MetaFormat::kLog8:
       bytes[0] = static_cast<uint8_t>(log8_scale_byte(rule, pair.scale));
@@ -176,6 +190,11 @@ StoredPair read_pair(const MetaRule& rule, const uint8_t* bytes) {
       std::memcpy(half, bytes, 4);
       pair.scale = bf16_to_float(half[0]);
       pair.second = bf16_to_float(half[1]);
+      return pair;
+    case MetaFormat::kSymmetricFp16:
+      std::memcpy(half, bytes, 2);
+      pair.scale = fp16_to_float(half[0]);
+      pair.second = 0.5F * static_cast<float>(rule.max_code);
       return pair;
     case MetaFormat::kLog8:
       pair.scale = rule.log8_table[bytes[0]];

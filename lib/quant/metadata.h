@@ -43,6 +43,16 @@ inline float low_of(const MetaRule& rule, const StoredPair& pair) {
   return rule.has_zero ? (0.0F - pair.second) * pair.scale : pair.second;
 }
 
+// True when the codes are chosen for the stored pair, not for the exact range.
+inline bool codes_follow_stored(MetaFormat format) {
+  return format == MetaFormat::kScaleMinFp16First || format == MetaFormat::kLog8 ||
+         format == MetaFormat::kSymmetricFp16;
+}
+// True when the format has a pair for every group, so that no group falls back to constant_pair().
+inline bool holds_constants(MetaFormat format) {
+  return format == MetaFormat::kLog8 || format == MetaFormat::kSymmetricFp16;
+}
+
 // Rounds a (scale, minimum) to the metadata type. For formats with a zero, zero = -minimum / scale
 // with the given scale (zero_from_stored false: upstream's rule) or with the rounded one.
 // The result may be unusable (scale 0, not finite): see usable().
@@ -65,7 +75,7 @@ StoredPair constant_pair(const MetaRule& rule, float minimum);
 // The pair with every level multiplied by gain, rounded again.
 StoredPair multiply_pair(const MetaRule& rule, const StoredPair& pair, float gain);
 
-// bytes: 2 * meta_bits / 8 of them.
+// bytes: meta_values * meta_bits / 8 of them.
 void write_pair(const MetaRule& rule, const StoredPair& pair, uint8_t* bytes);
 StoredPair read_pair(const MetaRule& rule, const uint8_t* bytes);
 

@@ -42,6 +42,8 @@ RowConverter::RowConverter(const CodecSpec& from, const CodecSpec& to)
               to_.head_dim);
   OSCAR_CHECK(from_.group == to_.group, "row conversion: group ", from_.group, " to ", to_.group);
   OSCAR_CHECK(from_.bits == to_.bits, "row conversion: bits ", from_.bits, " to ", to_.bits);
+  OSCAR_CHECK((from.meta == MetaFormat::kSymmetricFp16) == (to.meta == MetaFormat::kSymmetricFp16),
+              "row conversion: symmetric metadata have no minimum and convert only to themselves");
   // kLloydMax stores a uniform grid; the other two decode by tables of their own.
   const auto grid = [](Levels levels) {
     return levels == Levels::kLloydMax ? Levels::kUniform : levels;
@@ -59,6 +61,10 @@ void RowConverter::convert(const uint8_t* source, size_t num_rows, uint8_t* dest
     unpack_codes(from_, in, codes.data());
     pack_codes(to_, codes.data(), out);
     for (int g = 0; g < from_.num_groups(); ++g) {
+      if (from_.meta == to_.meta) {
+        std::memcpy(out + to_.pair_offset(g), in + from_.pair_offset(g), to_.pair_bytes());
+        continue;
+      }
       const StoredPair pair = read_pair(from_rule, in + from_.pair_offset(g));
       const StoredPair rounded =
           from_rule.has_zero == to_rule.has_zero && to_rule.format != MetaFormat::kLog8

@@ -40,22 +40,23 @@ void choose_pair(const RowEncoder& encoder, RowBatch& batch, size_t index, size_
   const float minimum = batch.minimum[index], maximum = batch.maximum[index];
   const float range = maximum - minimum;
   const auto steps = static_cast<float>(encoder.rule.max_code);
-  const bool rounded_first =
-      format == MetaFormat::kScaleMinFp16First || format == MetaFormat::kLog8;
+  const bool follow_stored = codes_follow_stored(format);
   const float scale = format == MetaFormat::kScaleMinFp16First
                           ? std::fmax(range / steps, kSmallestRange)
                           : std::fmax(range, kSmallestRange) / steps;
   StoredPair pair = round_pair(encoder.rule, scale, minimum, false);
   if (!std::isfinite(pair.scale)) fail_metadata_overflow(encoder, row, minimum, maximum);
-  if (format != MetaFormat::kLog8 && (range == 0.0F || !usable(pair))) {
+  if (!holds_constants(format) && (range == 0.0F || !usable(pair))) {
     pair = constant_pair(encoder.rule, minimum);
     if (!usable(pair)) fail_metadata_overflow(encoder, row, minimum, maximum);
     ++batch.stats->meta_fallbacks;
     batch.scale[index] = std::numeric_limits<float>::infinity();
     batch.low[index] = minimum;
   } else {
-    batch.scale[index] = rounded_first ? pair.scale : scale;
-    batch.low[index] = rounded_first ? low_of(encoder.rule, pair) : minimum;
+    batch.scale[index] = follow_stored ? pair.scale : scale;
+    batch.low[index] = follow_stored ? low_of(encoder.rule, pair) : minimum;
+    // Symmetric, a row of zeros: any code is right.
+    if (pair.scale == 0.0F) batch.scale[index] = std::numeric_limits<float>::infinity();
   }
   batch.pairs[index] = pair;
 }

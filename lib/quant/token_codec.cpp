@@ -104,19 +104,18 @@ class TokenCodec final : public Codec {
     low = minimum;
     StoredPair pair = round_pair(rule_, scale, minimum, false);
     if (pair.saturated) ++stats.scale_saturated;
-    const bool rounded_first =
-        rule_.format == MetaFormat::kScaleMinFp16First || rule_.format == MetaFormat::kLog8;
-    if (rule_.format != MetaFormat::kLog8 &&
+    if (!holds_constants(rule_.format) &&
         (range == 0.0F || pair.scale == 0.0F || !std::isfinite(pair.second))) {
       pair = constant_pair(rule_, minimum);
       scale = HUGE_VALF;
       ++stats.meta_fallbacks;
-    } else if (rounded_first) {
-      scale = pair.scale;
+    } else if (codes_follow_stored(rule_.format)) {
+      scale = pair.scale > 0.0F ? pair.scale : HUGE_VALF;
       low = low_of(rule_, pair);
     }
-    OSCAR_CHECK(usable(pair), "codec: rows from ", first_row, " (values ", minimum, " to ", maximum,
-                " in one channel) do not fit the ", meta_bits(rule_.format), "-bit metadata");
+    OSCAR_CHECK(usable(pair) || pair.scale == 0.0F, "codec: rows from ", first_row, " (values ",
+                minimum, " to ", maximum, " in one channel) do not fit the ",
+                meta_bits(rule_.format), "-bit metadata");
     return pair;
   }
 

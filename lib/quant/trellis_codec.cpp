@@ -123,7 +123,8 @@ class TrellisCodec final : public Codec {
     }
     OSCAR_CHECK(std::isfinite(best.cost), "codec: row ", row, " (values ", *lowest, " to ",
                 *highest, ") does not fit the ", meta_bits(rule_.format), "-bit metadata");
-    if (best.pair.scale == 0.0F) {  // all levels were the middle: level 0 stands for it
+    if (best.pair.scale == 0.0F &&
+        !holds_constants(rule_.format)) {  // all levels were the middle: level 0 stands for it
       best.pair.scale = 1.0F;
       std::fill(best.codes.begin(), best.codes.end(), uint8_t{0});
       ++stats.meta_fallbacks;
@@ -139,8 +140,9 @@ class TrellisCodec final : public Codec {
     const auto size = static_cast<size_t>(spec_.head_dim);
     float levels[8];
     for (int index = 0; index < 8; ++index)  // a scale of 0: the middle at every code
-      levels[index] = pair.scale > 0.0F ? level(rule_, pair, index)
-                                        : (rule_.has_zero ? -pair.second : pair.second);
+      levels[index] = pair.scale > 0.0F || holds_constants(rule_.format)
+                          ? level(rule_, pair, index)
+                          : (rule_.has_zero ? -pair.second : pair.second);
     for (Survivor& survivor : paths) survivor.cost = std::numeric_limits<double>::infinity();
     paths[0].cost = 0.0;
     for (size_t i = size; i-- > 0;) {

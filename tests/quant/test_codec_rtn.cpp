@@ -21,7 +21,8 @@ namespace {
 
 constexpr MetaFormat kAllMeta[] = {MetaFormat::kScaleZeroFp32,     MetaFormat::kScaleZeroBf16,
                                    MetaFormat::kScaleZeroFp16,     MetaFormat::kScaleMinFp16,
-                                   MetaFormat::kScaleMinFp16First, MetaFormat::kLog8};
+                                   MetaFormat::kScaleMinFp16First, MetaFormat::kLog8,
+                                   MetaFormat::kSymmetricFp16};
 constexpr int kHeadDims[] = {4, 64, 80, 96, 100, 112, 128, 192, 256};
 
 CodecSpec make_spec(int head_dim, int group, int bits, MetaFormat meta, PackOrder order,
@@ -108,9 +109,10 @@ TEST_CASE("codec: error is at most half a step plus what the metadata lose", "[q
     for (size_t first = 0; first < rows.size(); first += static_cast<size_t>(group)) {
       const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(first);
       const auto [low, high] = std::minmax_element(begin, begin + group);
-      const double range = static_cast<double>(*high) - static_cast<double>(*low);
+      double range = static_cast<double>(*high) - static_cast<double>(*low);
       const double largest =
           std::max(std::abs(static_cast<double>(*high)), std::abs(static_cast<double>(*low)));
+      if (spec.meta == MetaFormat::kSymmetricFp16) range = 2.0 * largest;
       double relative = 2.0 * 0x1p-22;  // of scale and offset: float arithmetic
       if (oscar::meta_bits(spec.meta) == 16)
         relative = 2.0 * (spec.meta == MetaFormat::kScaleZeroBf16 ? 0x1p-8 : 0x1p-11);
@@ -179,6 +181,38 @@ TEST_CASE("codec: all versions of the inner loops give the same bytes and values
     }
 }
 
+TEST_CASE("codec: any bytes decode, to the same bits in every version", "[quant]") {
+  oscar::Random random(16);
+  for_all_specs([&](const CodecSpec& spec) {
+    INFO(describe(spec));
+    const auto width = static_cast<size_t>(spec.head_dim);
+    const auto reference = oscar::make_codec_with(spec, nullptr, *oscar::scalar_lane_kernels());
+    std::vector<uint8_t> bytes(9 * reference->bytes_per_block());
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.below(256));
+    std::vector<float> expected(9 * width), values(9 * width);
+    reference->decode(bytes.data(), 9, expected.data(), width);
+    for (const oscar::LaneKernels* kernels : oscar_test::all_kernels()) {
+      oscar::make_codec_with(spec, nullptr, *kernels)
+          ->decode(bytes.data(), 9, values.data(), width);
+      REQUIRE(std::memcmp(values.data(), expected.data(), values.size() * sizeof(float)) == 0);
+    }
+  });
+}
+
+TEST_CASE("codec: symmetric metadata, bytes and exact zeros", "[quant]") {
+  CodecSpec spec = make_spec(8, 0, 2, MetaFormat::kSymmetricFp16, PackOrder::kConsecutive);
+  const auto codec = oscar::make_codec(spec);
+  CHECK(codec->bytes_per_block() == 4);
+  CHECK(oscar::nominal_bits(spec) == 4.0);
+  // scale 2 * 3 / 3 = 2, levels -3 -1 1 3
+  const std::vector<float> row = {-3.0F, -1.0F, 1.0F, 3.0F, 0.9F, -0.1F, 2.1F, -2.5F};
+  const auto result = round_trip(*codec, row);
+  CHECK(oscar_test::hex(result.bytes.data(), 4) == "e4360040");
+  CHECK(result.values == std::vector<float>{-3.0F, -1.0F, 1.0F, 3.0F, 1.0F, -1.0F, 3.0F, -3.0F});
+  for (const float value : round_trip(*codec, std::vector<float>(8, 0.0F)).values)
+    CHECK(value == 0.0F);
+}
+
 TEST_CASE("codec: clip thresholds", "[quant]") {
   const std::vector<float> row = {4.0F, -1.0F, 3.0F, -2.0F};
   float scratch[4];
@@ -230,6 +264,10 @@ TEST_CASE("codec: rows of zeros and constant rows", "[quant]") {
       const double size = std::abs(static_cast<double>(constant));
       if (spec.meta == MetaFormat::kScaleZeroBf16) tolerance = size * 0x1p-8;
       if (oscar::meta_bits(spec.meta) == 16) tolerance = std::max(size * 0x1p-8, 0x1p-24);
+      // The outermost symmetric level is L/2 scales out, and a scale is off by half a subnormal
+      // step.
+      if (spec.meta == MetaFormat::kSymmetricFp16)
+        tolerance = std::max(size * 0x1p-10, 0.5 * ((1 << spec.bits) - 1) * 0x1p-25);
       // log8 can be off by half a step of the zero at the scale that reaches the value, or at the
       // smallest scale; it cannot pass its largest scale.
       if (spec.meta == MetaFormat::kLog8)
@@ -239,7 +277,7 @@ TEST_CASE("codec: rows of zeros and constant rows", "[quant]") {
       for (size_t i = 0; i < rows.size(); ++i)
         REQUIRE(std::abs(static_cast<double>(result.values[i]) - static_cast<double>(constant)) <=
                 tolerance);
-      if (spec.meta != MetaFormat::kLog8) CHECK(result.stats.meta_fallbacks >= 3);
+      if (!oscar::holds_constants(spec.meta)) CHECK(result.stats.meta_fallbacks >= 3);
     }
   });
 }

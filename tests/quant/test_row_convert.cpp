@@ -68,6 +68,19 @@ TEST_CASE("row conversion: every layout to every other and back", "[quant]") {
       }
 }
 
+TEST_CASE("row conversion: the same metadata keep their bytes", "[quant]") {
+  for (const MetaFormat meta : {MetaFormat::kSymmetricFp16, MetaFormat::kLog8}) {
+    const CodecSpec from = layout(meta, PackOrder::kConsecutive, 32);
+    const CodecSpec to = layout(meta, PackOrder::kQuartered, 32);
+    std::vector<float> rows = oscar_test::normal_rows(4, 5, 96);
+    for (size_t d = 0; d < 96; ++d) rows[d] = 0.0F;
+    const auto packed = oscar_test::round_trip(from, rows);
+    const auto there = convert(from, to, packed.bytes);
+    CHECK(decode(to, there) == packed.values);
+    CHECK(convert(to, from, there) == packed.bytes);
+  }
+}
+
 TEST_CASE("row conversion: codes in and out of both orders", "[quant]") {
   for (const int bits : {2, 4, 8})
     for (const PackOrder order : {PackOrder::kConsecutive, PackOrder::kQuartered}) {
@@ -111,6 +124,8 @@ TEST_CASE("row conversion: refusals", "[quant]") {
   other = spec;
   other.levels = oscar::Levels::kLloydExact;
   CHECK_THROWS_WITH(RowConverter(spec, other), Catch::Contains("levels"));
+  CHECK_THROWS_WITH(RowConverter(spec, layout(MetaFormat::kSymmetricFp16, PackOrder::kConsecutive)),
+                    Catch::Contains("symmetric"));
   std::vector<float> rows = oscar_test::normal_rows(3, 2, 96);
   for (size_t d = 96; d < 192; ++d) rows[d] *= 1e6F;
   const auto packed = oscar_test::round_trip(spec, rows);
