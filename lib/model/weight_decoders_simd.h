@@ -78,15 +78,25 @@ struct DecodeBF16 {
   }
 };
 struct DecodeQ4_0 {
+  template <class Set = Simd>
   static void unit(const uint8_t* row, size_t unit, Vec* out) {
     const uint8_t* block = row + unit * 18;
+    if constexpr (Set::kHasLookup) {
+      const Vec values = Set::mul(Set::code_values(-8.0F), Set::broadcast_fp16(block));
+      return Set::lookup16(block + 2, values, out);
+    }
     const __m256i q = _mm256_sub_epi8(nibbles16(block + 2), _mm256_set1_epi8(8));
     scale_bytes(q, half_at(block), out);
   }
 };
 struct DecodeQ4_1 {
+  template <class Set = Simd>
   static void unit(const uint8_t* row, size_t unit, Vec* out) {
     const uint8_t* block = row + unit * 20;
+    if constexpr (Set::kHasLookup) {
+      const Vec scaled = Set::mul(Set::code_values(0.0F), Set::broadcast_fp16(block));
+      return Set::lookup16(block + 4, Set::add(scaled, Set::broadcast_fp16(block + 2)), out);
+    }
     scale_bytes(nibbles16(block + 4), half_at(block), half_at(block + 2), out);
   }
 };
@@ -129,13 +139,20 @@ inline __m256i sub_block_nibbles(const uint8_t* qs, size_t sub) {
                           _mm256_set1_epi8(15));
 }
 struct DecodeQ4_K {
+  template <class Set = Simd>
   static void unit(const uint8_t* row, size_t unit, Vec* out) {
     const uint8_t* block = row + unit / 8 * 144;
     const size_t sub = unit % 8;
     float scale, minimum;
     scale_and_min(block + 4, sub, &scale, &minimum);
-    scale_bytes(sub_block_nibbles(block + 16, sub), half_at(block) * scale,
-                -(half_at(block + 2) * minimum), out);
+    scale *= half_at(block);
+    minimum *= half_at(block + 2);
+    if constexpr (Set::kHasLookup) {
+      const Vec scaled = Set::mul(Set::code_values(0.0F), Set::set1(scale));
+      const Vec values = Set::add(scaled, Set::set1(-minimum));
+      return Set::lookup32(block + 16 + sub / 2 * 32, sub % 2 == 0 ? 0 : 4, values, out);
+    }
+    scale_bytes(sub_block_nibbles(block + 16, sub), scale, -minimum, out);
   }
 };
 struct DecodeQ5_K {

@@ -30,6 +30,7 @@ struct Simd {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
+  static constexpr bool kHasLookup = false;  // too few lanes for 16 values
   // 32 signed bytes -> four registers.
   static void from_i8(__m256i q, Vec* out) {
     const __m128i low = _mm256_castsi256_si128(q), high = _mm256_extracti128_si256(q, 1);

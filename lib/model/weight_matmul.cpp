@@ -21,11 +21,21 @@ namespace {
 
 constexpr size_t kTokenBlock = 2048;  // tokens whose panels are kept at a time (bounds the scratch)
 constexpr size_t kBlockSteps = 384;   // steps of a panel pair: tokens in L1, weights in L2
-constexpr size_t kTileRows = 64;      // weight rows expanded at a time
-constexpr size_t kFewRows = 1024;     // up to here tiles are halved, so that threads stay balanced
+constexpr size_t kPartTokens = 512;   // about so many tokens make one piece of work
+constexpr size_t kManyPieces = 32;    // enough pieces to keep threads balanced
+constexpr size_t kMinRows = 32, kMaxRows = 192;       // weight rows expanded at a time
+constexpr size_t kReferenceRows = 64;                 // the same for the reference backend
 constexpr size_t kDnnlTokens = 256, kDnnlRows = 128;  // one oneDNN call
 
 size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Size of each of `parts` about equal parts of `count` tokens, in whole panels of `width`.
+size_t part_size(size_t count, size_t parts, size_t width) {
+  return ceil_div(ceil_div(count, parts), width) * width;
+}
+size_t num_parts(size_t count) {
+  return std::max<size_t>(1, (count + kPartTokens / 2) / kPartTokens);
+}
 
 // Grow-only memory on cache-line boundaries.
 class Scratch {
@@ -150,16 +160,25 @@ void multiply_tile(const GemmKernels& gemm, const Tile& tile, const TokenPanels&
   }
 }
 
+// Rows of a piece: the more, the less often the tokens' panels are read again, as long as there are
+// enough pieces.
+size_t panel_tile_rows(size_t rows, size_t tokens) {
+  const size_t parts = num_parts(std::min(tokens, kTokenBlock));
+  size_t tile = kMaxRows;
+  while (tile > kMinRows && ceil_div(rows, tile) * parts < kManyPieces) tile -= kMinRows;
+  return tile;
+}
+
 void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const float* x,
                 size_t tokens) {
   thread_local Scratch scratch;
   const size_t columns = jobs[0].weight->columns;
   const size_t steps = ceil_div(columns, kColumnUnit) * (kColumnUnit / gemm.columns_per_step);
   const size_t stride = steps * gemm.token_width;
-  const std::vector<Tile> tiles =
-      cut(jobs, total_rows(jobs) <= kFewRows ? kTileRows / 2 : kTileRows);
-  for (size_t begin = 0; begin < tokens; begin += kTokenBlock) {
-    const size_t count = std::min(kTokenBlock, tokens - begin);
+  const std::vector<Tile> tiles = cut(jobs, panel_tile_rows(total_rows(jobs), tokens));
+  const size_t block = part_size(tokens, ceil_div(tokens, kTokenBlock), gemm.token_width);
+  for (size_t begin = 0; begin < tokens; begin += block) {
+    const size_t count = std::min(block, tokens - begin);
     const size_t num_panels = ceil_div(count, gemm.token_width);
     const size_t panel_stride = stride + gemm.token_slack;
     uint32_t* panels = scratch.get(num_panels * panel_stride);
@@ -171,8 +190,16 @@ void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const 
                         .columns = columns,
                         .panel = panels + p * panel_stride});
     });
-    const TokenPanels packed{panels, panel_stride, count, begin};
-    parallel_for(tiles.size(), [&](size_t item) { multiply_tile(gemm, tiles[item], packed); });
+    const size_t part = part_size(count, num_parts(count), gemm.token_width);
+    const size_t parts = ceil_div(count, part);
+    parallel_for(tiles.size() * parts, [&](size_t item) {
+      const size_t first = item % parts * part;
+      multiply_tile(gemm, tiles[item / parts],
+                    {.panels = panels + first / gemm.token_width * panel_stride,
+                     .stride = panel_stride,
+                     .tokens = std::min(part, count - first),
+                     .token_begin = begin + first});
+    });
   }
 }
 
@@ -181,7 +208,7 @@ void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const 
 void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t tokens) {
   static std::once_flag once;
   std::call_once(once, [] { openblas_set_num_threads(1); });
-  const std::vector<Tile> tiles = cut(jobs, kTileRows);
+  const std::vector<Tile> tiles = cut(jobs, kReferenceRows);
   parallel_for(tiles.size(), [&](size_t item) {
     thread_local std::vector<float> expanded;
     const Tile& tile = tiles[item];

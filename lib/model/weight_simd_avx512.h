@@ -30,6 +30,32 @@ struct Simd {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
+  // Four-bit codes index a register of their 16 values; the other bits of an index are ignored.
+  static constexpr bool kHasLookup = true;
+  static Vec code_values(float first) {
+    const Vec codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_add_ps(codes, _mm512_set1_ps(first));
+  }
+  static Vec broadcast_fp16(const uint8_t* source) {
+    uint16_t bits;
+    __builtin_memcpy(&bits, source, sizeof bits);
+    return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(bits)));
+  }
+  // Low, then high nibbles of 16 bytes.
+  static void lookup16(const uint8_t* source, Vec values, Vec* out) {
+    const __m512i bytes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+    out[0] = _mm512_permutexvar_ps(bytes, values);
+    out[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values);
+  }
+  // Low (shift 0) or high (shift 4) nibbles of 32 bytes.
+  static void lookup32(const uint8_t* source, unsigned shift, Vec values, Vec* out) {
+    for (size_t i = 0; i < 2; ++i) {
+      const auto* half = reinterpret_cast<const __m128i*>(source + 16 * i);
+      const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(half));
+      out[i] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, shift), values);
+    }
+  }
   // 32 signed bytes -> two registers.
   static void from_i8(__m256i q, Vec* out) {
     out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(q)));
