@@ -38,6 +38,8 @@ std::vector<Arm> arms(int head_dim) {
   best.feedback.refits = 1;
   best.meta = oscar::MetaFormat::kLog8;
   best.log8_scale_max = 4.0F;
+  CodecSpec from_clip = best;
+  from_clip.feedback.start_grid = false;
   CodecSpec kivi = rtn;
   kivi.axis = oscar::GroupAxis::kTokens;
   kivi.group = 32;
@@ -49,7 +51,8 @@ std::vector<Arm> arms(int head_dim) {
           {"int8", int8},
           {"kivi tokens", kivi},
           {"lean", lean},
-          {"best", best}};
+          {"best", best},
+          {"best, clip start", from_clip}};
 }
 
 double thread_seconds() {
