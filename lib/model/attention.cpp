@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numbers>
 #include <vector>
 
@@ -121,6 +122,13 @@ SoftmaxView view(SoftmaxState& state) {
   return {state.max_score.data(), state.sum.data(), state.out.data()};
 }
 
+// Work of one item a KV head that is too small for a few tokens to be worth waking the pool.
+void for_each_head(const Call& call, size_t num_tokens, const std::function<void(size_t)>& body) {
+  constexpr size_t kSerialTokens = 2;
+  if (num_tokens > kSerialTokens) return parallel_for(call.state.num_kv_heads, body);
+  for (size_t head = 0; head < call.state.num_kv_heads; ++head) body(head);
+}
+
 // Few new tokens: work items are (KV head, segment of keys), merged in the order of the segments.
 void attend_split(const Call& call, size_t num_tokens) {
   const KvCache::State& state = call.state;
@@ -130,7 +138,7 @@ void attend_split(const Call& call, size_t num_tokens) {
   const size_t num_segments = (reader.num_blocks() + kSegmentBlocks - 1) / kSegmentBlocks;
   std::vector<std::vector<float>> queries(state.num_kv_heads);
   std::vector<SoftmaxState> partial(state.num_kv_heads * num_segments);
-  parallel_for(state.num_kv_heads, [&](size_t head) {
+  for_each_head(call, num_tokens, [&](size_t head) {
     queries[head].resize(rows * width);
     load_queries(call, head, 0, num_tokens, queries[head].data());
   });
@@ -145,7 +153,7 @@ void attend_split(const Call& call, size_t num_tokens) {
       attend_block(tile, reader.read(head, block, storage), partial[item]);
     }
   });
-  parallel_for(state.num_kv_heads, [&](size_t head) {
+  for_each_head(call, num_tokens, [&](size_t head) {
     SoftmaxState* const total = &partial[head * num_segments];
     for (size_t segment = 1; segment < num_segments; ++segment) {
       merge_softmax(rows, width, view(partial[head * num_segments + segment]), view(*total));
