@@ -208,6 +208,10 @@ std::string describe_side(const std::vector<LayerArm>& layers, SideArm LayerArm:
     text += centered == layers.size() ? ", centered"
                                       : cat(", centered in ", centered, " of ", layers.size());
   }
+  if (spec.levels == Levels::kTrellis) text += ", trellis levels";
+  if (spec.levels == Levels::kLloydMax || spec.levels == Levels::kLloydExact) {
+    text += ", Lloyd-Max levels";
+  }
   if (spec.clip_ratio > 0.0) text += ", clip " + rounded(spec.clip_ratio);
   if (spec.encoder == Encoder::kFeedback) {
     const FeedbackOptions& f = spec.feedback;
