@@ -13,6 +13,7 @@ void add_eval(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_report(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_tokenize(CLI::App& app);
 void add_bench_cpu(CLI::App& app);
 
 }  // namespace oscar

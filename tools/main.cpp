@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   oscar::add_compare(app);
   oscar::add_report(app);
   oscar::add_generate(app);
+  oscar::add_tokenize(app);
   oscar::add_bench_cpu(app);
   try {
     app.parse(argc, argv);
