@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/parallel.h"
+#include "eval/task_rows.h"
 #include "io/output_path.h"
 #include "io/results.h"
 #include "report/arms_report.h"
@@ -21,7 +22,7 @@
 namespace oscar {
 namespace {
 
-const std::vector<std::string> kSets{"ppl", "kl"};
+const std::vector<std::string> kSets{"ppl", "kl", "recall"};
 
 bool wants(const EvalOptions& options, const std::string& set) {
   return std::find(options.sets.begin(), options.sets.end(), set) != options.sets.end();
@@ -119,7 +120,7 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
   app.add_option("--reference", options.reference, "arm that all others are compared with")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
-  app.add_option("--set", options.sets, "what to measure, joined by commas")
+  app.add_option("--set", options.sets, "what to measure, joined by commas: ppl, kl, recall")
       ->delimiter(',')
       ->check(CLI::IsMember(kSets))
       ->capture_default_str();
@@ -145,6 +146,14 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
   app.add_option("--compute", options.compute, "precision of matrix products")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
+  app.add_option("--recall-length", options.recall_length, "recall: tokens of a prompt")
+      ->capture_default_str();
+  app.add_option("--recall-contexts", options.recall_contexts,
+                 "recall: lists and passages (8 keys are asked of each list)")
+      ->capture_default_str();
+  app.add_flag("--recall-chat", options.recall_chat, "recall: ask through the chat template");
+  app.add_option("--chat-template", options.chat_template,
+                 "chatml, smollm2, qwen2.5 or qwen3 (default: recognized from the model)");
   app.add_option("--seed", options.seed, "seed of the bootstrap")->capture_default_str();
   add_threads_option(app, options.threads);
   app.add_option("--out", options.out,
@@ -173,7 +182,17 @@ void run_eval(const EvalOptions& options) {
   EvalSession session = open_session(request);
   std::vector<ResultRow> rows;
   try {
-    rows = evaluate_likelihood(session, progress);
+    if (request.perplexity || request.divergence) rows = evaluate_likelihood(session, progress);
+    if (wants(options, "recall")) {
+      RecallRequest recall;
+      recall.length = options.recall_length;
+      recall.contexts = options.recall_contexts;
+      recall.chat = options.recall_chat;
+      recall.chat_template = options.chat_template;
+      for (ResultRow& row : evaluate_recall(session, recall, progress)) {
+        rows.push_back(std::move(row));
+      }
+    }
   } catch (const Interrupted&) {
     if (!request.partial_path.empty()) {
       fmt::print(stderr, "\noscar: finished windows are kept in {}; the same command continues\n",

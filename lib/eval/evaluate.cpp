@@ -79,14 +79,6 @@ std::shared_ptr<const KvArm> build_arm(const std::string& text, const EvalReques
   return std::make_shared<const KvArm>(std::move(arm));
 }
 
-std::string cell_name(const EvalSession& session) {
-  std::string name;
-  for (const EvalText& text : session.texts) {
-    name += (name.empty() ? "" : "+") + std::filesystem::path(text.path).stem().string();
-  }
-  return cat(name, "-", session.request.length);
-}
-
 std::string arm_provenance(const KvArm& arm) {
   return cat(arm.name, " [", describe(arm), "; ", arm.bundle_sha256, "]");
 }
@@ -128,6 +120,14 @@ bool calibrated_on(const BundleInfo& info, const std::vector<EvalText>& texts) {
            info.text_sha256.find(text.sha256) != std::string::npos ||
            info.options_json.find(text.sha256) != std::string::npos;
   });
+}
+
+std::string cell_name(const EvalSession& session) {
+  std::string name;
+  for (const EvalText& text : session.texts) {
+    name += cat(name.empty() ? "" : "+", std::filesystem::path(text.path).stem().string());
+  }
+  return cat(name, "-", session.request.length);
 }
 
 std::vector<std::string> standard_arms(bool with_bundle) {
@@ -176,7 +176,7 @@ EvalSession open_session(const EvalRequest& request) {
                                                 : session.weights->layers[0].q.type);
   session.labels["compute"] = request.compute == Compute::kFp32 ? "fp32" : "bf16";
   std::string data;
-  for (const EvalText& text : session.texts) data += (data.empty() ? "" : " ") + text.sha256;
+  for (const EvalText& text : session.texts) data += cat(data.empty() ? "" : " ", text.sha256);
   session.labels["data_sha256"] = data;
   return session;
 }

@@ -57,6 +57,9 @@ struct EvalSession {
 // tokenizer, calibration text among the scored texts.
 EvalSession open_session(const EvalRequest& request);
 
+// Name of texts and length in rows: "emma+persuasion-2048".
+std::string cell_name(const EvalSession& session);
+
 // Runs perplexity and divergence. Adds notes to the session (dropped tail tokens, arms that never
 // read a quantized token).
 std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress& progress);

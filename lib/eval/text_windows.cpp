@@ -41,7 +41,8 @@ std::vector<EvalText> load_texts(const std::vector<std::string>& paths,
   for (const std::string& path : paths) {
     EvalText text;
     text.path = path;
-    text.tokens = tokenizer.encode(read_text(path), false);
+    text.text = read_text(path);
+    text.tokens = tokenizer.encode(text.text, false);
     text.sha256 = sha256_file(path);
     OSCAR_CHECK(!text.tokens.empty(), path, ": the text has no token");
     texts.push_back(std::move(text));

@@ -13,7 +13,8 @@ namespace oscar {
 
 struct EvalText {
   std::string path;
-  std::string sha256;           // of the file
+  std::string sha256;  // of the file
+  std::string text;
   std::vector<int32_t> tokens;  // of the whole text, without special tokens
 };
 

@@ -28,17 +28,35 @@ std::string label_of(const ResultRow* row, const std::string& name) {
 // Any row of the arm: the labels and numbers about the arm itself are in all of them.
 const ResultRow* any_row(const CellRows& cell, const std::string& arm) {
   for (const ResultRow& row : cell.rows) {
-    if (row.arm == arm && row.metric != "kl_difference") return &row;
+    if (row.arm == arm && row.suite != "recall" && row.metric != "kl_difference") return &row;
+  }
+  for (const ResultRow& row : cell.rows) {
+    if (row.arm == arm) return &row;
   }
   return nullptr;
 }
 
-// Metrics of the recall family, in table order.
+// Metrics of the recall family that stand in the table, in its order.
 const std::vector<std::pair<std::string, std::string>> kRecallMetrics = {
-    {"margin", "margin"},      {"margin_positive", "margin > 0"},
-    {"accuracy", "accuracy"},  {"top1_agreement", "copy top-1"},
-    {"log_prob", "copy ln p"},
+    {"kv_margin", "kv margin"},
+    {"kv_margin_positive", "kv > 0"},
+    {"kv_accuracy", "kv right"},
+    {"recall_top1_agreement", "copy top-1"},
+    {"recall_mean_log_prob", "copy ln p"},
 };
+
+// "kv right, copy top-1": the recall columns in which the reference is too weak to compare with.
+std::string weak_columns(const CellRows& cell) {
+  std::string names;
+  for (const auto& [metric, header] : kRecallMetrics) {
+    const bool weak = std::any_of(cell.rows.begin(), cell.rows.end(), [&](const ResultRow& row) {
+      const auto found = row.labels.find("informative");
+      return row.metric == metric && found != row.labels.end() && found->second == "no";
+    });
+    if (weak) names += (names.empty() ? "" : ", ") + header;
+  }
+  return names;
+}
 
 std::string read_per_query(const ResultRow* row) {
   if (row == nullptr) return "n/a";
@@ -77,7 +95,9 @@ constexpr const char* kLegend =
     "131072 "
     "tokens, K and V, metadata included. read %: share of key reads that were quantized. "
     "Δ ln PPL and KL (nats per token) are paired with the reference arm; null: the reference again "
-    "in other batches (noise floor).";
+    "in other batches (noise floor). kv: value of a key among hundreds of lines, margin in nats "
+    "over "
+    "16 wrong values; copy: a passage repeated, teacher-forced.";
 
 }  // namespace
 
@@ -211,6 +231,8 @@ std::string text_report(const std::vector<ResultRow>& rows) {
     if (is_bucket(cell.cell)) continue;
     check_mergeable(cell);
     text += heading(cell) + "\n" + arms_table(cell).text();
+    const std::string weak = weak_columns(cell);
+    if (!weak.empty()) text += cat("reference too weak: ", weak, "\n");
     const Table differences = difference_table(cell);
     if (differences.num_rows() > 0) text += cat("\n", differences.text());
     const Table buckets = bucket_table(cells, cell.cell);
@@ -228,6 +250,8 @@ std::string markdown_report(const std::vector<ResultRow>& rows,
     if (is_bucket(cell.cell)) continue;
     check_mergeable(cell);
     text += cat("## ", heading(cell), "\n\n", arms_table(cell).markdown(), "\n");
+    const std::string weak = weak_columns(cell);
+    if (!weak.empty()) text += cat("Reference too weak: ", weak, ".\n\n");
     const Table differences = difference_table(cell);
     if (differences.num_rows() > 0) text += differences.markdown() + "\n";
     const Table buckets = bucket_table(cells, cell.cell);

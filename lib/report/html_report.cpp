@@ -102,7 +102,8 @@ std::string cell_section(const std::vector<CellRows>& cells, const CellRows& cel
   html += dot_plot_svg("Δ ln PPL against the reference, 95 % intervals",
                        points_of(cell, "ln_ppl_ratio"), false);
   html += dot_plot_svg("same most likely token (share)", points_of(cell, "top1"), false);
-  html += dot_plot_svg("recall margin (nats), 95 % intervals", points_of(cell, "margin"), false);
+  html += dot_plot_svg("margin of the right value in kv-lookup (nats), 95 % intervals",
+                       points_of(cell, "kv_margin"), false);
   const Table differences = difference_table(cell);
   if (differences.num_rows() > 0) html += differences.html();
   const Table buckets = bucket_table(cells, cell.cell);
