@@ -1,0 +1,285 @@
+#include "calib/attention_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "linalg/blas.h"
+#include "model/attention_kernels.h"
+
+namespace oscar {
+namespace {
+
+constexpr size_t kTileTokens = 32;  // query tokens of one work item
+
+// Where the results of one query row go, and the quadratic form of its output.
+double output_weight(double a0, const double* a1, double a2, const float* o, const TensorD& w) {
+  const size_t dim = w.extent(0);
+  double cross = 0.0, own = 0.0;
+  for (size_t i = 0; i < dim; ++i) {
+    double w_o = 0.0;  // (W o^T)_i
+    for (size_t j = 0; j < dim; ++j) w_o += w.values[i * dim + j] * static_cast<double>(o[j]);
+    cross += a1[i] * w_o;
+    own += static_cast<double>(o[i]) * w_o;
+  }
+  return std::max(0.0, a2 - 2.0 * cross + a0 * own);
+}
+
+// Keys and values of one KV head prepared for tiles: blocks of 64 keys counted from the sink.
+struct PreparedHead {
+  size_t num_keys = 0, num_blocks = 0, key_width = 0, value_width = 0;
+  std::vector<float> key_panels;  // [num_blocks][key_width, 64]
+  // [num_blocks * 64, value_width]: v, then u_g = v W_g v^T for the G heads of the group, zeros.
+  std::vector<float> values;
+};
+
+PreparedHead prepare_head(const LayerActivations& a, const HeadGeometry& geometry,
+                          const MetricOptions& options, const OutputEnergy* energy, size_t kv_head,
+                          size_t end) {
+  const size_t dim = geometry.head_dim, group = geometry.group_size();
+  const size_t stride = geometry.num_kv_heads * dim;
+  PreparedHead head;
+  head.num_keys = end - options.recent - options.sink;
+  head.num_blocks = (head.num_keys + kKeyBlock - 1) / kKeyBlock;
+  head.key_width = padded_width(dim);
+  head.key_panels.resize(head.num_blocks * head.key_width * kKeyBlock);
+  const float* k = a.k + options.sink * stride + kv_head * dim;
+  const AttentionKernels& kernels = attention_kernels();
+  parallel_for(head.num_blocks, [&](size_t b) {
+    kernels.transpose(k + b * kKeyBlock * stride, stride,
+                      std::min(kKeyBlock, head.num_keys - b * kKeyBlock), dim,
+                      head.key_panels.data() + b * head.key_width * kKeyBlock);
+  });
+  if (!options.output) return head;
+  head.value_width = padded_width(dim + group);
+  head.values.resize(head.num_blocks * kKeyBlock * head.value_width, 0.0F);
+  const float* v = a.v + options.sink * stride + kv_head * dim;
+  parallel_for(head.num_blocks, [&](size_t b) {
+    const size_t first = b * kKeyBlock, count = std::min(kKeyBlock, head.num_keys - first);
+    float* out = head.values.data() + first * head.value_width;
+    std::vector<double> forms(count);
+    for (size_t g = 0; g < group; ++g) {
+      quadratic_forms({v + first * stride, count, stride, 1}, (*energy)[kv_head * group + g],
+                      forms.data());
+      for (size_t j = 0; j < count; ++j)
+        out[j * head.value_width + dim + g] = static_cast<float>(forms[j]);
+    }
+    for (size_t j = 0; j < count; ++j)
+      std::copy_n(v + (first + j) * stride, dim, out + j * head.value_width);
+  });
+  return head;
+}
+
+// Keys of the quantized range that the query at position t sees.
+size_t visible_keys(const MetricOptions& options, size_t t) {
+  const size_t first = options.sink + options.recent;
+  return t >= first ? t - first + 1 : 0;
+}
+
+// Squared softmax weights 2^(2 (s - lse) log2 e) of a tile of queries, summed block by block. The
+// online softmax does it: with the running maximum preset to 2 lse log2(e) its weights are p^2.
+class Tile {
+ public:
+  Tile(const LayerActivations& a, const HeadGeometry& geometry, const MetricOptions& options,
+       const PreparedHead& head, size_t kv_head, size_t first_token, size_t num_tokens)
+      : head_(head), rows_(num_tokens * geometry.group_size()) {
+    const size_t dim = geometry.head_dim, group = geometry.group_size();
+    const float log2_e = std::numbers::log2e_v<float>;
+    const float factor = 2.0F * log2_e / std::sqrt(static_cast<float>(dim));
+    queries_.resize(rows_ * head.key_width, 0.0F);
+    start_.resize(rows_);
+    visible_.resize(rows_);
+    for (size_t r = 0; r < rows_; ++r) {
+      const size_t t = first_token + r / group, h = kv_head * group + r % group;
+      const float* q = a.q + (t * geometry.num_heads + h) * dim;
+      for (size_t d = 0; d < dim; ++d) queries_[r * head.key_width + d] = q[d] * factor;
+      start_[r] = 2.0F * log2_e * a.lse[t * geometry.num_heads + h];
+      visible_[r] = visible_keys(options, t);
+    }
+    max_ = start_;
+    sum_.resize(rows_, 0.0F);
+    out_.resize(rows_ * head.value_width, 0.0F);
+  }
+
+  void run() {
+    const AttentionKernels& kernels = attention_kernels();
+    std::vector<float> scores(rows_ * kKeyBlock);
+    std::vector<uint32_t> visible(rows_);
+    const size_t most = *std::max_element(visible_.begin(), visible_.end());
+    for (size_t b = 0; b * kKeyBlock < most; ++b) {
+      const size_t first = b * kKeyBlock;
+      for (size_t r = 0; r < rows_; ++r)
+        visible[r] = static_cast<uint32_t>(
+            visible_[r] > first ? std::min(kKeyBlock, visible_[r] - first) : 0);
+      kernels.gemm(rows_, kKeyBlock, head_.key_width, queries_.data(), head_.key_width,
+                   head_.key_panels.data() + first * head_.key_width, kKeyBlock, scores.data(),
+                   kKeyBlock, false);
+      kernels.softmax({.num_rows = rows_,
+                       .width = kKeyBlock,
+                       .scores = scores.data(),
+                       .num_visible = visible.data(),
+                       .max_score = max_.data(),
+                       .sum = sum_.data(),
+                       .out = out_.data(),
+                       .out_width = head_.value_width});
+      if (head_.value_width == 0) continue;
+      kernels.gemm(rows_, head_.value_width, kKeyBlock, scores.data(), kKeyBlock,
+                   head_.values.data() + first * head_.value_width, head_.value_width, out_.data(),
+                   head_.value_width, true);
+    }
+  }
+
+  // Undoes what a maximum raised by rounding did to the sums.
+  double correction(size_t row) const {
+    return std::exp2(static_cast<double>(max_[row]) - static_cast<double>(start_[row]));
+  }
+  double sum(size_t row) const { return static_cast<double>(sum_[row]) * correction(row); }
+  const float* out(size_t row) const { return out_.data() + row * head_.value_width; }
+  size_t num_rows() const { return rows_; }
+
+ private:
+  const PreparedHead& head_;
+  size_t rows_;
+  std::vector<float> queries_, start_, max_, sum_, out_;
+  std::vector<size_t> visible_;
+};
+
+void tile_weights(const LayerActivations& a, const HeadGeometry& geometry,
+                  const MetricOptions& options, const OutputEnergy* energy,
+                  const PreparedHead& head, size_t kv_head, size_t first_token, size_t num_tokens,
+                  double* logit, double* output) {
+  const size_t dim = geometry.head_dim, group = geometry.group_size();
+  Tile tile(a, geometry, options, head, kv_head, first_token, num_tokens);
+  tile.run();
+  std::vector<double> a1(dim);
+  for (size_t r = 0; r < tile.num_rows(); ++r) {
+    logit[r] = tile.sum(r);
+    if (!options.output) continue;
+    const double correction = tile.correction(r);
+    const float* out = tile.out(r);
+    for (size_t d = 0; d < dim; ++d) a1[d] = static_cast<double>(out[d]) * correction;
+    const double a2 = static_cast<double>(out[dim + r % group]) * correction;
+    const size_t t = first_token + r / group, h = kv_head * group + r % group;
+    output[r] = output_weight(logit[r], a1.data(), a2, a.o + (t * geometry.num_heads + h) * dim,
+                              (*energy)[h]);
+  }
+}
+
+// The same in double, the softmax included: slow, for comparisons.
+void exact_weights(const LayerActivations& a, const HeadGeometry& geometry,
+                   const MetricOptions& options, const OutputEnergy* energy, size_t kv_head,
+                   size_t t, double* logit, double* output) {
+  const size_t dim = geometry.head_dim, group = geometry.group_size();
+  const size_t stride = geometry.num_kv_heads * dim;
+  const size_t end = options.sink + visible_keys(options, t);
+  std::vector<double> p(t + 1), value(dim);
+  for (size_t g = 0; g < group; ++g) {
+    const size_t h = kv_head * group + g;
+    const float* q = a.q + (t * geometry.num_heads + h) * dim;
+    double largest = -HUGE_VAL, total = 0.0;
+    for (size_t j = 0; j <= t; ++j) {
+      const float* k = a.k + j * stride + kv_head * dim;
+      double score = 0.0;
+      for (size_t d = 0; d < dim; ++d)
+        score += static_cast<double>(q[d]) * static_cast<double>(k[d]);
+      p[j] = score / std::sqrt(static_cast<double>(dim));
+      largest = std::max(largest, p[j]);
+    }
+    for (double& weight : p) total += weight = std::exp(weight - largest);
+    std::vector<double> a1(dim, 0.0);
+    double a0 = 0.0, a2 = 0.0;
+    for (size_t j = options.sink; j < end; ++j) {
+      const double square = p[j] / total * (p[j] / total);
+      a0 += square;
+      if (!options.output) continue;
+      const float* v = a.v + j * stride + kv_head * dim;
+      double form = 0.0;
+      for (size_t d = 0; d < dim; ++d) value[d] = static_cast<double>(v[d]);
+      for (size_t i = 0; i < dim; ++i)
+        for (size_t d = 0; d < dim; ++d)
+          form += value[i] * (*energy)[h].values[i * dim + d] * value[d];
+      for (size_t d = 0; d < dim; ++d) a1[d] += square * value[d];
+      a2 += square * form;
+    }
+    logit[g] = a0;
+    if (options.output)
+      output[g] =
+          output_weight(a0, a1.data(), a2, a.o + (t * geometry.num_heads + h) * dim, (*energy)[h]);
+  }
+}
+
+}  // namespace
+
+MetricWeights metric_weights(const LayerActivations& activations, const HeadGeometry& geometry,
+                             const MetricOptions& options, const OutputEnergy* energy,
+                             size_t kv_head, size_t begin, size_t end) {
+  const size_t group = geometry.group_size();
+  MetricWeights weights;
+  weights.logit.resize((end - begin) * group, 0.0);
+  if (options.output) weights.output.resize(weights.logit.size(), 0.0);
+  const size_t first = std::max(begin, options.sink + options.recent);
+  if (first >= end) return weights;
+  const auto at = [&](std::vector<double>& values, size_t t) {
+    return values.empty() ? nullptr : values.data() + (t - begin) * group;
+  };
+  if (options.in_double) {
+    parallel_for(end - first, [&](size_t i) {
+      exact_weights(activations, geometry, options, energy, kv_head, first + i,
+                    at(weights.logit, first + i), at(weights.output, first + i));
+    });
+    return weights;
+  }
+  const PreparedHead head = prepare_head(activations, geometry, options, energy, kv_head, end);
+  const size_t num_tiles = (end - first + kTileTokens - 1) / kTileTokens;
+  parallel_for(num_tiles, [&](size_t item) {
+    const size_t t = first + (num_tiles - 1 - item) * kTileTokens;  // the longest rows first
+    tile_weights(activations, geometry, options, energy, head, kv_head, t,
+                 std::min(kTileTokens, end - t), at(weights.logit, t), at(weights.output, t));
+  });
+  return weights;
+}
+
+LayerMetrics::LayerMetrics(const HeadGeometry& geometry, const MetricOptions& options,
+                           std::shared_ptr<const OutputEnergy> energy)
+    : geometry_(geometry), options_(options), energy_(std::move(energy)) {
+  OSCAR_CHECK(!options.output || (energy_ != nullptr && energy_->size() == geometry.num_heads),
+              "the output metric needs the output projection of every query head");
+  if (options.logit) logit_.assign(geometry.num_kv_heads, GramSum(geometry.head_dim));
+  if (options.output) output_.assign(geometry.num_kv_heads, GramSum(geometry.head_dim));
+}
+
+void LayerMetrics::add(const LayerActivations& activations, size_t begin, size_t end) {
+  OSCAR_CHECK(activations.first_position == 0, "attention metrics need whole sequences");
+  OSCAR_CHECK(activations.lse != nullptr || options_.in_double, "layer ", activations.layer,
+              ": attention metrics need the log-sum-exp of the scores");
+  OSCAR_CHECK(!options_.output || activations.o != nullptr, "layer ", activations.layer,
+              ": the output metric needs attention outputs");
+  const size_t first = std::max(begin, options_.sink + options_.recent);
+  if (first >= end) return;
+  std::vector<MetricWeights> weights;
+  for (size_t h = 0; h < geometry_.num_kv_heads; ++h)
+    weights.push_back(
+        metric_weights(activations, geometry_, options_, energy_.get(), h, first, end));
+  parallel_for(2 * geometry_.num_kv_heads, [&](size_t item) {
+    const size_t h = item / 2;
+    const RowBlock rows = group_rows(geometry_, activations.q, h, first, end);
+    if (item % 2 == 0 && options_.logit) logit_[h].add(rows, weights[h].logit.data());
+    if (item % 2 == 1 && options_.output) output_[h].add(rows, weights[h].output.data());
+  });
+  rows_ += static_cast<double>((end - first) * geometry_.group_size());
+}
+
+void LayerMetrics::merge(const LayerMetrics& other) {
+  OSCAR_CHECK(logit_.size() == other.logit_.size() && output_.size() == other.output_.size(),
+              "cannot merge attention metrics of different kinds");
+  for (size_t h = 0; h < logit_.size(); ++h) logit_[h].merge(other.logit_[h]);
+  for (size_t h = 0; h < output_.size(); ++h) output_[h].merge(other.output_[h]);
+  rows_ += other.rows_;
+}
+
+TensorD LayerMetrics::logit_metric(size_t kv_head) const { return logit_.at(kv_head).mean(); }
+TensorD LayerMetrics::output_metric(size_t kv_head) const { return output_.at(kv_head).mean(); }
+
+}  // namespace oscar
