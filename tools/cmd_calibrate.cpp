@@ -45,18 +45,18 @@ RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name
   return recipe;
 }
 
-CalibrationOptions calibration_options(const CalibrateCommand& options) {
+CalibrationOptions calibration_options(const CalibrateCommand& options,
+                                       const std::vector<std::string>& recipes) {
   CalibrationOptions result;
-  OSCAR_CHECK(!options.recipes.empty(), "--recipe: expected at least one recipe");
-  OSCAR_CHECK(
-      options.recipes.size() == 1 || options.out.find(kRecipePlaceholder) != std::string::npos,
-      "--out: with several recipes the name must contain ", kRecipePlaceholder);
-  for (const std::string& name : options.recipes)
-    result.recipes.push_back(recipe_of(options, name));
+  OSCAR_CHECK(!recipes.empty(), "--recipe: expected at least one recipe");
+  OSCAR_CHECK(recipes.size() == 1 || options.out.find(kRecipePlaceholder) != std::string::npos,
+              "--out: with several recipes the name must contain ", kRecipePlaceholder);
+  for (const std::string& name : recipes) result.recipes.push_back(recipe_of(options, name));
   result.held_out_fraction = options.held_out;
   result.held_out_max_tokens = options.held_out_tokens;
   result.group = options.group;
   result.sink = options.sink;
+  result.recent = options.recent;
   nlohmann::json json{{"held_out", options.held_out},
                       {"group", options.group},
                       {"sink", options.sink},
@@ -78,7 +78,7 @@ struct OpenSource {
   std::unique_ptr<Transformer> model;
   std::unique_ptr<CaptureReader> reader;
   std::unique_ptr<ActivationSource> source;
-  std::vector<std::string> warnings;
+  std::vector<std::string> warnings, notes;
 };
 
 void open_capture(const CalibrateCommand& options, OpenSource& open) {
@@ -134,6 +134,59 @@ OpenSource open_source(const CalibrateCommand& options) {
   return open;
 }
 
+// Replaces the recipe "auto" by what the budgets allow.
+std::vector<std::string> resolve_auto(const CalibrateCommand& options, OpenSource& open) {
+  std::vector<std::string> recipes = options.recipes;
+  for (std::string& recipe : recipes) {
+    if (recipe != "auto") continue;
+    const AutoChoice choice = choose_recipe(static_cast<int>(open.source->geometry().head_dim),
+                                            options.bits, options.write_cost);
+    recipe = choice.recipe;
+    open.notes.push_back("auto chose " + choice.why);
+  }
+  return recipes;
+}
+
+// Mean over heads of the chosen form and of the recipe `centered`.
+struct DecisionSummary {
+  double chosen = 0.0, centered = 0.0;
+  size_t exchanged = 0, with_mean = 0;
+};
+DecisionSummary summarise(const std::vector<HeadDecision>& decisions) {
+  DecisionSummary summary;
+  for (const HeadDecision& decision : decisions) {
+    const ContestEntry& entry = decision.entries[decision.chosen];
+    summary.chosen += entry.error / static_cast<double>(decisions.size());
+    summary.centered += decision.centered_error / static_cast<double>(decisions.size());
+    const bool with_mean = entry.name.ends_with("+mean");
+    summary.with_mean += with_mean ? 1 : 0;
+    const std::string& base = decision.entries[0].name;
+    summary.exchanged += entry.name != base && entry.name != base + "+mean" ? 1 : 0;
+  }
+  return summary;
+}
+
+void print_contest(const RecipeResult& recipe) {
+  if (recipe.layers.empty() || recipe.layers[0].k_decisions.empty()) return;
+  fmt::print(
+      "held-out attention-output error, bias included (keys or values alone; lean encoder)\n"
+      "layer | K: chosen  centered  ratio  exchanged | V: chosen  centered  ratio  exchanged  "
+      "V centered (heads)\n");
+  double k_ratio = 0.0, v_ratio = 0.0;
+  for (const LayerReport& layer : recipe.layers) {
+    const DecisionSummary k = summarise(layer.k_decisions), v = summarise(layer.v_decisions);
+    const auto ratio = [](const DecisionSummary& s) {
+      return s.centered > 0.0 ? s.chosen / s.centered : 0.0;
+    };
+    k_ratio += ratio(k) / static_cast<double>(recipe.layers.size());
+    v_ratio += ratio(v) / static_cast<double>(recipe.layers.size());
+    fmt::print("{:5} | {:9.5f}  {:8.5f}  {:5.2f}  {:9} | {:9.5f}  {:8.5f}  {:5.2f}  {:9}  {:9}\n",
+               layer.layer, k.chosen, k.centered, ratio(k), k.exchanged, v.chosen, v.centered,
+               ratio(v), v.exchanged, v.with_mean);
+  }
+  fmt::print("mean ratio to the recipe centered: K {:.3f}, V {:.3f}\n", k_ratio, v_ratio);
+}
+
 void print_table(const RecipeResult& recipe, const std::string& path) {
   fmt::print("{} ({}): {} layers, {} tokens\n", path, recipe.bundle.info.recipe,
              recipe.bundle.layers.size(), recipe.bundle.info.tokens);
@@ -171,8 +224,10 @@ nlohmann::ordered_json to_json(const RecipeResult& recipe, const std::string& pa
 void run_calibrate(const CalibrateCommand& options) {
   set_num_threads(options.threads);
   const Progress progress = console_progress(options.quiet || options.json);
-  const CalibrationOptions calibration = calibration_options(options);
   OpenSource open = open_source(options);
+  const std::vector<std::string> recipes = resolve_auto(options, open);
+  CalibrationOptions calibration = calibration_options(options, recipes);
+  calibration.weights = open.weights;
   CalibrationResult result = calibrate(*open.source, calibration, progress);
   result.warnings.insert(result.warnings.begin(), open.warnings.begin(), open.warnings.end());
   for (const RecipeResult& recipe : result.recipes)
@@ -184,14 +239,18 @@ void run_calibrate(const CalibrateCommand& options) {
     fmt::print("{}\n", nlohmann::ordered_json{{"tokens", result.tokens},
                                               {"held_out_tokens", result.held_out_tokens},
                                               {"warnings", result.warnings},
+                                              {"notes", open.notes},
                                               {"bundles", bundles}}
                            .dump());
     return;
   }
   if (options.quiet) return;
   for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  for (const RecipeResult& recipe : result.recipes)
+  for (const std::string& note : open.notes) fmt::print("{}\n", note);
+  for (const RecipeResult& recipe : result.recipes) {
     print_table(recipe, out_path(options, recipe.bundle.info.recipe));
+    print_contest(recipe);
+  }
 }
 
 void add_calibrate(CLI::App& app) {
@@ -205,8 +264,19 @@ void add_calibrate(CLI::App& app) {
   command->add_option("--model", options->model, "GGUF file or Hugging Face folder");
   command->add_option("--text", options->texts, "text file; may be given several times");
   command->add_option("--out", options->out, "bundle to write ({recipe} is replaced)")->required();
-  command->add_option("--recipe", options->recipes, "recipes, separated by commas")
+  command
+      ->add_option("--recipe", options->recipes,
+                   "best, lean, light, centered, official, paper, hadamard or auto; several "
+                   "separated by commas")
       ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--bits", options->bits,
+                   "recipe auto: stored bits an element at most (windows not counted)")
+      ->capture_default_str();
+  command
+      ->add_option("--write-cost", options->write_cost,
+                   "recipe auto: encoder cost at most, as a fraction of a forward pass")
       ->capture_default_str();
   command->add_option("--tokens", options->tokens, "tokens of the text, in all")
       ->capture_default_str();

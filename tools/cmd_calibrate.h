@@ -12,7 +12,7 @@ struct CalibrateCommand {
   std::string model, compute = "fp32";
   std::vector<std::string> texts;
   std::string out;  // with several recipes it contains "{recipe}"
-  std::vector<std::string> recipes = {"official"};
+  std::vector<std::string> recipes = {"best"};
   size_t tokens = 20480;
   std::vector<size_t> lengths = {2048};
   // Changes to the recipe; empty or negative = as the recipe says.
@@ -22,6 +22,7 @@ struct CalibrateCommand {
   double held_out = 0.2;
   size_t held_out_tokens = 1024, sink = 64, recent = 256;
   int group = 0, threads = 0;
+  double bits = 3.0, write_cost = 0.2;  // budgets of the recipe "auto"
   bool json = false, quiet = false;
 };
 

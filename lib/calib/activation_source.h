@@ -21,6 +21,12 @@ struct Provenance {
   size_t num_layers = 0;  // of the model
 };
 
+// What visit() must show besides q, k and v.
+struct VisitNeeds {
+  bool outputs = false;      // LayerActivations::o
+  bool log_sum_exp = false;  // LayerActivations::lse
+};
+
 class ActivationSource {
  public:
   virtual ~ActivationSource() = default;
@@ -31,10 +37,10 @@ class ActivationSource {
   // layer by layer, all of them where one pass yields everything.
   virtual std::vector<std::vector<size_t>> layer_batches() const = 0;
   // Shows every sequence of the batch's layers to the observer once, whole sequences, with
-  // LayerActivations::sequence = sequence number. o and lse are given when `outputs` is set.
+  // LayerActivations::sequence = sequence number. o and lse are given when needed.
   // Throws Error naming layer, sequence, tensor, token and head when a value is not finite.
-  virtual void visit(const std::vector<size_t>& layers, bool outputs, LayerObserver& observer,
-                     const Progress& progress) = 0;
+  virtual void visit(const std::vector<size_t>& layers, const VisitNeeds& needs,
+                     LayerObserver& observer, const Progress& progress) = 0;
   // Keys and values of every token, queries from `queries_from()` on; valid after visit().
   virtual const ActivationRows& rows() const = 0;
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/error.h"
 #include "calib/gates.h"
@@ -18,13 +16,19 @@ constexpr size_t kDuplicateCheckTokens = 256;
 class Collector : public LayerObserver {
  public:
   Collector(const ActivationSource& source, const std::vector<size_t>& layers,
-            const StatisticsOptions& options, size_t held_out_from)
+            const StatisticsOptions& options, const MetricOptions& metric_options,
+            const std::map<size_t, std::shared_ptr<const OutputEnergy>>& energies,
+            size_t held_out_from)
       : offsets_(source.sequence_offsets()), split_(held_out_from) {
+    const bool with_metrics = metric_options.logit || metric_options.output;
     StatisticsOptions held_out_options = options;
     held_out_options.outputs = false;
     for (const size_t layer : layers) {
       calibration_.emplace(layer, LayerStatistics(source.geometry(), options));
       held_out_.emplace(layer, LayerStatistics(source.geometry(), held_out_options));
+      if (with_metrics)
+        metrics_.emplace(layer,
+                         LayerMetrics(source.geometry(), metric_options, energies.at(layer)));
     }
   }
 
@@ -35,13 +39,21 @@ class Collector : public LayerObserver {
                 "calibration needs whole sequences");
     if (activations.sequence == 0) check_heads(activations);
     const size_t split = std::clamp(split_, begin, end) - begin;
-    if (split > 0) calibration_.at(activations.layer).add(activations, 0, split);
+    if (split > 0) {
+      calibration_.at(activations.layer).add(activations, 0, split);
+      const auto metrics = metrics_.find(activations.layer);
+      if (metrics != metrics_.end()) metrics->second.add(activations, 0, split);
+    }
     if (split < activations.num_tokens)
       held_out_.at(activations.layer).add(activations, split, activations.num_tokens);
   }
 
   const LayerStatistics& calibration(size_t layer) const { return calibration_.at(layer); }
   const LayerStatistics& held_out(size_t layer) const { return held_out_.at(layer); }
+  const LayerMetrics* metrics(size_t layer) const {
+    const auto found = metrics_.find(layer);
+    return found == metrics_.end() ? nullptr : &found->second;
+  }
 
  private:
   void check_heads(const LayerActivations& activations) const {
@@ -58,169 +70,7 @@ class Collector : public LayerObserver {
   const std::vector<size_t>& offsets_;
   size_t split_;
   std::map<size_t, LayerStatistics> calibration_, held_out_;
-};
-
-// What all recipes of one layer share, computed on demand.
-class LayerFit {
- public:
-  LayerFit(const ActivationSource& source, size_t layer, const Collector& collector,
-           const CalibrationOptions& options, size_t split)
-      : source_(source), layer_(layer), statistics_(collector.calibration(layer)), split_(split) {
-    if (split < source.num_tokens()) prepare_held_out(collector.held_out(layer), options);
-  }
-
-  BundleLayer fit(const RecipeOptions& recipe, const CalibrationOptions& options,
-                  LayerReport& report, std::vector<std::string>& warnings) {
-    BundleLayer layer;
-    const std::string name = cat("layer ", layer_);
-    const FittedRotation k =
-        fit_rotation(keys(recipe.key_target), recipe.rotation,
-                     cat(name, ", key covariance ", target_name(recipe.key_target)));
-    const FittedRotation v =
-        fit_rotation(values(recipe.value_target), recipe.rotation,
-                     cat(name, ", value covariance ", target_name(recipe.value_target)));
-    warn_about_rank(recipe, k, v, warnings);
-    layer.k_rotation = k.rotation;
-    layer.v_rotation = v.rotation;
-    layer.k_eigenvalues = k.eigenvalues;
-    layer.v_eigenvalues = v.eigenvalues;
-    layer.k_clip = recipe.k_clip;
-    layer.v_clip = recipe.v_clip;
-    if (recipe.center_keys) layer.k_mean = key_means();
-    layer.policy_json = policy(recipe).dump();
-    report.layer = layer_;
-    if (held_out_) measure(recipe, options, layer, report);
-    layer.held_out_json = to_json(report).dump();
-    return layer;
-  }
-
- private:
-  struct HeldOut {
-    HeldOutSample sample;
-    std::vector<TensorD> c_q;                  // [Hkv] of [D, D]
-    std::vector<std::vector<double>> weights;  // [Hkv] of [num_tokens], mean 1
-  };
-
-  void prepare_held_out(const LayerStatistics& statistics, const CalibrationOptions& options) {
-    held_out_.emplace();
-    const HeadGeometry& geometry = source_.geometry();
-    held_out_->sample = sample_held_out(source_.rows(), geometry, layer_, split_,
-                                        source_.num_tokens(), options.held_out_max_tokens);
-    const size_t count = held_out_->sample.num_tokens;
-    held_out_->c_q = key_covariances(statistics, KeyTarget::kQqt);
-    for (size_t h = 0; h < geometry.num_kv_heads; ++h) {
-      std::vector<double> weights(count);
-      proxy_weights(geometry, held_out_->sample.k.data(), count, h, held_out_->c_q[h],
-                    weights.data());
-      double sum = 0.0;
-      for (const double weight : weights) sum += weight;
-      for (double& weight : weights) weight *= static_cast<double>(count) / std::max(sum, 1e-12);
-      held_out_->weights.push_back(std::move(weights));
-    }
-  }
-
-  const std::vector<TensorD>& keys(KeyTarget target) {
-    auto& cached = keys_[target];
-    if (cached.empty()) cached = key_covariances(statistics_, target);
-    return cached;
-  }
-
-  const std::vector<TensorD>& values(ValueTarget target) {
-    auto& cached = values_[target];
-    if (cached.empty())
-      cached = value_covariances(statistics_, target, source_.rows(), layer_, split_);
-    return cached;
-  }
-
-  TensorF key_means() const {
-    const HeadGeometry& geometry = source_.geometry();
-    TensorF means({geometry.num_kv_heads, geometry.head_dim});
-    for (size_t h = 0; h < geometry.num_kv_heads; ++h) {
-      const std::vector<double> mean = statistics_.head(h).key_mean.mean();
-      std::transform(mean.begin(), mean.end(), means.at(h),
-                     [](double value) { return static_cast<float>(value); });
-    }
-    return means;
-  }
-
-  void warn_about_rank(const RecipeOptions& recipe, const FittedRotation& k,
-                       const FittedRotation& v, std::vector<std::string>& warnings) const {
-    if (recipe.rotation.hadamard) return;
-    const size_t dim = source_.geometry().head_dim;
-    for (size_t h = 0; h < k.eigenvalues.extent(0); ++h) {
-      const std::string head = recipe.rotation.per_head ? cat(" of head ", h) : "";
-      check_rank(layer_, cat(recipe.name, " key covariance", head),
-                 {k.eigenvalues.at(h), k.eigenvalues.at(h) + dim}, warnings);
-      check_rank(layer_, cat(recipe.name, " value covariance", head),
-                 {v.eigenvalues.at(h), v.eigenvalues.at(h) + dim}, warnings);
-    }
-  }
-
-  SideReport measure_side(const std::vector<float>& x, const TensorF& rotation, const TensorF& mean,
-                          double clip, int group, bool form_block, const ErrorWeights& weights,
-                          bool centered_energy) const {
-    const HeadGeometry& geometry = source_.geometry();
-    const size_t count = held_out_->sample.num_tokens, dim = geometry.head_dim;
-    TensorF hadamard({1, dim, dim});
-    hadamard.values =
-        to_float(hadamard_matrix(dim, form_block ? HadamardForm::kBlock : HadamardForm::kFull));
-    CodecSpec codec;
-    codec.group = group;
-    codec.clip_ratio = clip;
-    const auto errors = [&](const TensorF* candidate) {
-      return storage_error(x, count, geometry, {candidate, &mean, codec}, weights);
-    };
-    const std::vector<double> energy = row_energy(x, count, geometry, centered_energy, weights);
-    const TensorD calibrated = errors(&rotation), plain = errors(&hadamard);
-    SideReport report;
-    report.calibrated = relative_error(calibrated, energy);
-    report.hadamard = relative_error(plain, energy);
-    report.identity = relative_error(errors(nullptr), energy);
-    report.minus_hadamard = paired_difference(calibrated, plain, energy);
-    return report;
-  }
-
-  void measure(const RecipeOptions& recipe, const CalibrationOptions& options,
-               const BundleLayer& layer, LayerReport& report) const {
-    const bool block = recipe.rotation.form == HadamardForm::kBlock;
-    report.measured = true;
-    report.k = measure_side(held_out_->sample.k, layer.k_rotation, layer.k_mean, recipe.k_clip,
-                            options.group, block, {.matrices = &held_out_->c_q}, true);
-    report.v = measure_side(held_out_->sample.v, layer.v_rotation, layer.v_mean, recipe.v_clip,
-                            options.group, block, {.tokens = &held_out_->weights}, false);
-  }
-
-  static nlohmann::json policy(const RecipeOptions& recipe) {
-    return {{"recipe", recipe.name},
-            {"rotation",
-             recipe.rotation.hadamard ? "hadamard" : composition_name(recipe.rotation.composition)},
-            {"per_head", recipe.rotation.per_head},
-            {"key_target", target_name(recipe.key_target)},
-            {"value_target", target_name(recipe.value_target)},
-            {"center_keys", recipe.center_keys}};
-  }
-
-  static nlohmann::json to_json(const SideReport& side) {
-    return {{"calibrated", side.calibrated.value},
-            {"calibrated_per_head", side.calibrated.per_head},
-            {"hadamard", side.hadamard.value},
-            {"hadamard_per_head", side.hadamard.per_head},
-            {"identity", side.identity.value},
-            {"minus_hadamard", side.minus_hadamard.value},
-            {"minus_hadamard_se", side.minus_hadamard.standard_error}};
-  }
-  static nlohmann::json to_json(const LayerReport& report) {
-    if (!report.measured) return nlohmann::json::object();
-    return {{"k", to_json(report.k)}, {"v", to_json(report.v)}};
-  }
-
-  const ActivationSource& source_;
-  size_t layer_;
-  const LayerStatistics& statistics_;
-  size_t split_;
-  std::optional<HeldOut> held_out_;
-  std::map<KeyTarget, std::vector<TensorD>> keys_;
-  std::map<ValueTarget, std::vector<TensorD>> values_;
+  std::map<size_t, LayerMetrics> metrics_;
 };
 
 BundleInfo bundle_info(const ActivationSource& source, const RecipeOptions& recipe,
@@ -262,29 +112,6 @@ void check_options(const CalibrationOptions& options) {
 
 }  // namespace
 
-RecipeOptions recipe_options(const std::string& name) {
-  RecipeOptions recipe;
-  recipe.name = name;
-  if (name == "official") return recipe;
-  if (name == "paper") {
-    recipe.value_target = ValueTarget::kSst;
-    return recipe;
-  }
-  if (name == "centered") {
-    recipe.center_keys = true;
-    return recipe;
-  }
-  if (name == "hadamard") {
-    recipe.rotation.hadamard = true;
-    return recipe;
-  }
-  std::string known;
-  for (const std::string& other : recipe_names()) known += (known.empty() ? "" : ", ") + other;
-  fail("unknown recipe \"", name, "\", expected one of: ", known);
-}
-
-std::vector<std::string> recipe_names() { return {"official", "paper", "centered", "hadamard"}; }
-
 size_t held_out_begin(const std::vector<size_t>& sequence_offsets, double fraction) {
   const size_t tokens = sequence_offsets.back();
   if (fraction <= 0.0) return tokens;
@@ -299,6 +126,49 @@ size_t held_out_begin(const std::vector<size_t>& sequence_offsets, double fracti
   return best;
 }
 
+namespace {
+
+// What the recipes together need from one pass.
+struct Needs {
+  bool outputs = false, metric_logit = false, metric_output = false;
+  bool metrics() const { return metric_logit || metric_output; }
+};
+Needs needs_of(const std::vector<RecipeOptions>& recipes) {
+  Needs needs;
+  for (const RecipeOptions& recipe : recipes) {
+    needs.outputs = needs.outputs || recipe.value_target == ValueTarget::kSst;
+    needs.metric_logit = needs.metric_logit || recipe.key_metric == KeyMetric::kLogit;
+    needs.metric_output = needs.metric_output || recipe.key_metric == KeyMetric::kOutput;
+  }
+  return needs;
+}
+
+void check_lengths(const ActivationSource& source, const CalibrationOptions& options,
+                   size_t split) {
+  const auto& offsets = source.sequence_offsets();
+  size_t longest = 0;
+  for (size_t s = 0; s + 1 < offsets.size() && offsets[s] < split; ++s)
+    longest = std::max(longest, std::min(offsets[s + 1], split) - offsets[s]);
+  OSCAR_CHECK(longest > options.sink + options.recent,
+              "attention metrics need calibration sequences longer than sink + recent = ",
+              options.sink + options.recent, " tokens, the longest has ", longest, " (--seq-len)");
+}
+
+using Energies = std::map<size_t, std::shared_ptr<const OutputEnergy>>;
+
+Energies output_energies(const ActivationSource& source, const CalibrationOptions& options,
+                         const std::vector<size_t>& layers) {
+  const HeadGeometry& geometry = source.geometry();
+  Energies energies;
+  for (const size_t layer : layers)
+    energies[layer] = options.weights != nullptr
+                          ? output_energy(*options.weights, layer)
+                          : identity_energy(geometry.num_heads, geometry.head_dim);
+  return energies;
+}
+
+}  // namespace
+
 CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& options,
                             const Progress& progress) {
   check_options(options);
@@ -307,24 +177,45 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
   result.tokens = split;
   result.held_out_tokens = source.num_tokens() - split;
   check_token_count(split, source.geometry().head_dim, result.warnings);
-  bool outputs = false;
-  for (const RecipeOptions& recipe : options.recipes) {
-    outputs = outputs || recipe.value_target == ValueTarget::kSst;
+  const Needs needs = needs_of(options.recipes);
+  if (needs.metrics()) check_lengths(source, options, split);
+  if (needs.metrics() && options.weights == nullptr)
+    result.warnings.push_back(
+        "the model's weights are not at hand (--model): W_O is taken as the identity");
+  for (const RecipeOptions& recipe : options.recipes)
     result.recipes.push_back({{bundle_info(source, recipe, options, split), {}}, {}});
-  }
+  LayerFitOptions fit_options;
+  fit_options.held_out_max_tokens = options.held_out_max_tokens;
+  fit_options.group = options.group;
+  fit_options.contest.sink = options.sink;
+  fit_options.contest.recent = options.recent;
   const auto batches = source.layer_batches();
   size_t num_layers = 0, done = 0;
   for (const auto& batch : batches) num_layers += batch.size();
   for (const std::vector<size_t>& batch : batches) {
-    Collector collector(source, batch, {.outputs = outputs, .mean_from_position = options.sink},
-                        split);
-    source.visit(batch, outputs, collector, progress);
+    const Energies energies =
+        needs.metrics() ? output_energies(source, options, batch) : Energies{};
+    Collector collector(source, batch,
+                        {.outputs = needs.outputs, .mean_from_position = options.sink},
+                        {.sink = options.sink,
+                         .recent = options.recent,
+                         .logit = needs.metric_logit,
+                         .output = needs.metric_output},
+                        energies, split);
+    source.visit(batch,
+                 {.outputs = needs.outputs || needs.metric_output, .log_sum_exp = needs.metrics()},
+                 collector, progress);
     for (const size_t layer : batch) {
       progress.step({"calibrate", done++, num_layers, "layers"});
-      LayerFit fit(source, layer, collector, options, split);
+      const auto energy = energies.find(layer);
+      LayerFit fit(
+          {&source, layer, split, &collector.calibration(layer), &collector.held_out(layer),
+           collector.metrics(layer), energy == energies.end() ? nullptr : energy->second,
+           options.weights != nullptr},
+          fit_options);
       for (size_t r = 0; r < options.recipes.size(); ++r) {
         LayerReport report;
-        BundleLayer fitted = fit.fit(options.recipes[r], options, report, result.warnings);
+        BundleLayer fitted = fit.fit(options.recipes[r], report, result.warnings);
         result.recipes[r].bundle.layers.emplace(static_cast<int64_t>(layer), std::move(fitted));
         result.recipes[r].layers.push_back(std::move(report));
       }

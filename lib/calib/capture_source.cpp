@@ -42,12 +42,12 @@ class CaptureSource : public ActivationSource {
     return batches;
   }
 
-  void visit(const std::vector<size_t>& layers, bool outputs, LayerObserver& observer,
+  void visit(const std::vector<size_t>& layers, const VisitNeeds& needs, LayerObserver& observer,
              const Progress& progress) override {
     for (const size_t layer : layers)
       for (size_t sequence = 0; sequence + 1 < offsets_.size(); ++sequence) {
         progress.check();
-        visit_sequence(layer, sequence, outputs, observer);
+        visit_sequence(layer, sequence, needs, observer);
       }
   }
 
@@ -63,7 +63,8 @@ class CaptureSource : public ActivationSource {
                 first_token_ + begin + bad / row, ", head ", bad % row / geometry_.head_dim);
   }
 
-  void visit_sequence(size_t layer, size_t sequence, bool outputs, LayerObserver& observer) {
+  void visit_sequence(size_t layer, size_t sequence, const VisitNeeds& needs,
+                      LayerObserver& observer) {
     read(layer, sequence, CaptureTensor::kQ, q_);
     read(layer, sequence, CaptureTensor::kK, k_);
     read(layer, sequence, CaptureTensor::kV, v_);
@@ -73,15 +74,14 @@ class CaptureSource : public ActivationSource {
                                  .q = q_.data(),
                                  .k = k_.data(),
                                  .v = v_.data()};
-    if (outputs) {
-      o_.resize(q_.size());
-      if (reader_.info().has_outputs)
-        read(layer, sequence, CaptureTensor::kO, o_);
-      else
-        attend(activations);
-      activations.o = o_.data();
-      activations.lse = lse_.empty() ? nullptr : lse_.data();
+    const bool recompute = needs.log_sum_exp || (needs.outputs && !reader_.info().has_outputs);
+    if (recompute) {
+      attend(activations);
+    } else if (needs.outputs) {
+      read(layer, sequence, CaptureTensor::kO, o_);
     }
+    if (recompute || needs.outputs) activations.o = o_.data();
+    if (recompute) activations.lse = lse_.data();
     observer.on_layer(activations);
   }
 
@@ -96,6 +96,7 @@ class CaptureSource : public ActivationSource {
     arm->name = "fp32";
     arm->high_precision = HighPrecision::kFp32;
     KvCache cache(config, arm);
+    o_.resize(q_.size());
     lse_.resize(activations.num_tokens * geometry_.num_heads);
     append_and_attend(cache, 0, activations.num_tokens, activations.q, activations.k, activations.v,
                       o_.data(), lse_.data());

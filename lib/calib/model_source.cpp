@@ -59,7 +59,7 @@ class ModelSource : public ActivationSource {
     return {all};
   }
 
-  void visit(const std::vector<size_t>& layers, bool, LayerObserver& observer,
+  void visit(const std::vector<size_t>& layers, const VisitNeeds&, LayerObserver& observer,
              const Progress& progress) override {
     OSCAR_CHECK(layers.size() == model_.config().num_layers,
                 "calibration: a forward pass shows all layers at once");

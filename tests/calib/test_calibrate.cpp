@@ -147,7 +147,7 @@ TEST_CASE("captured outputs and recomputed outputs give the exact C_S") {
         }
     }
   } direct;
-  source->visit({0, 3}, true, direct, Progress{});
+  source->visit({0, 3}, {.outputs = true, .log_sum_exp = true}, direct, Progress{});
   CalibrationOptions options;
   options.recipes.push_back(recipe_options("paper"));
   options.recipes.back().rotation.composition = Composition::kPlain;

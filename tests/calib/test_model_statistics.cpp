@@ -56,7 +56,7 @@ void check_model(const std::string& model_path, const std::string& fixture,
   for (const size_t layer : layers)
     statistics.layers.emplace(layer,
                               LayerStatistics(source->geometry(), {.mean_from_position = 0}));
-  source->visit(source->layer_batches()[0], true, statistics, Progress{});
+  source->visit(source->layer_batches()[0], {.outputs = true}, statistics, Progress{});
   constexpr double kTolerance = 1e-4;  // relative Frobenius, stated with the fixtures
   for (const auto& [layer, moments] : statistics.layers) {
     const std::string group = "/l" + std::to_string(layer) + "/";

@@ -1,0 +1,219 @@
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "calib/layer_fit.h"
+#include "linalg/eigen.h"
+
+namespace oscar {
+namespace {
+
+// A rotation is exchanged for another one only when it is at least this much better and the
+// difference exceeds its standard error: every exchange costs the shared rotation.
+constexpr double kWorthwhile = 0.01;
+constexpr double kScaleMargin = 2.0;  // log-8: s_max = twice the largest scale seen
+
+struct Candidate {
+  std::string name;
+  StoredForm form;
+};
+
+// One side's outcome for a head.
+struct Outcome {
+  HeadDecision decision;
+  const float* rotation = nullptr;
+  bool centered = false;
+  double largest_scale = 0.0;
+};
+
+struct Paired {
+  double difference = 0.0, standard_error = 0.0;
+};
+Paired paired(const std::vector<double>& a, const std::vector<double>& b, double energy) {
+  Paired result;
+  double sum_sq = 0.0;
+  const auto n = static_cast<double>(a.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = energy > 0.0 ? (a[i] - b[i]) / energy : 0.0;
+    result.difference += difference;
+    sum_sq += difference * difference;
+  }
+  const double spread = std::max(0.0, sum_sq - result.difference * result.difference / n);
+  result.standard_error = n > 1.0 ? std::sqrt(spread * n / (n - 1.0)) : 0.0;
+  return result;
+}
+
+std::shared_ptr<const EncoderMetric> encoder_metric(const TensorF& metric, size_t head,
+                                                    const float* rotation) {
+  const size_t dim = metric.extent(1);
+  TensorD m({dim, dim});
+  std::copy_n(metric.at(head), dim * dim, m.values.begin());
+  return std::make_shared<EncoderMetric>(
+      make_encoder_metric(congruence(m, rotation).data(), static_cast<int>(dim)));
+}
+
+class HeadDecider {
+ public:
+  HeadDecider(const DecisionInputs& inputs, const BundleLayer& layer, size_t head)
+      : inputs_(inputs),
+        layer_(layer),
+        head_(head),
+        contest_(*inputs.contest, *inputs.energy, head) {}
+
+  Outcome keys() const {
+    const float* mean = layer_.k_mean.empty() ? nullptr : layer_.k_mean.at(head_);
+    std::vector<Candidate> candidates;
+    for (const auto& [name, rotation] : rotations(layer_.k_rotation, inputs_.k_per_head))
+      candidates.push_back({name, form(true, rotation, mean)});
+    return choose(candidates, true, mean);
+  }
+
+  // Rotations without the mean, then with it.
+  Outcome values() const {
+    std::vector<Candidate> candidates;
+    const float* mean = inputs_.v_mean.at(head_);
+    const auto all = rotations(layer_.v_rotation, inputs_.v_per_head);
+    for (const auto& [name, rotation] : all)
+      candidates.push_back({name, form(false, rotation, nullptr)});
+    if (inputs_.recipe->decide_centering)
+      for (const auto& [name, rotation] : all)
+        candidates.push_back({name + "+mean", form(false, rotation, mean)});
+    return choose(candidates, false, nullptr);
+  }
+
+ private:
+  std::vector<std::pair<std::string, const float*>> rotations(const TensorF& base,
+                                                              const TensorF& per_head) const {
+    const bool shared = base.extent(0) == 1;
+    std::vector<std::pair<std::string, const float*>> result{
+        {shared ? "shared" : "per-head", base.at(shared ? 0 : head_)}};
+    if (!inputs_.recipe->decide_rotation || inputs_.recipe->rotation.hadamard) return result;
+    if (shared) result.emplace_back("per-head", per_head.at(head_));
+    result.emplace_back("hadamard", inputs_.hadamard.at(0));
+    return result;
+  }
+
+  StoredForm form(bool keys, const float* rotation, const float* mean) const {
+    const int dim = static_cast<int>(inputs_.contest->geometry.head_dim);
+    StoredForm result{rotation, mean, contest_codec(*inputs_.recipe, keys, dim), nullptr};
+    if (result.codec.encoder == Encoder::kFeedback)
+      result.metric = encoder_metric(keys ? layer_.k_metric : layer_.v_metric, head_, rotation);
+    return result;
+  }
+
+  ContestError error(bool keys, const StoredForm& stored) const {
+    return keys ? contest_.key_error(stored) : contest_.value_error(stored);
+  }
+
+  Outcome choose(const std::vector<Candidate>& candidates, bool keys, const float* mean) const {
+    std::vector<ContestError> errors;
+    Outcome outcome;
+    HeadDecision& decision = outcome.decision;
+    const double energy = contest_.output_energy();
+    for (const Candidate& candidate : candidates) {
+      errors.push_back(error(keys, candidate.form));
+      const Paired difference = paired(errors.back().per_query, errors[0].per_query, energy);
+      decision.entries.push_back({candidate.name, energy > 0.0 ? errors.back().sum() / energy : 0.0,
+                                  difference.difference, difference.standard_error});
+    }
+    decision.chosen = best_of(candidates, errors, energy);
+    const Candidate& chosen = candidates[decision.chosen];
+    outcome.rotation = chosen.form.rotation;
+    outcome.centered = !keys && chosen.form.mean != nullptr;
+    outcome.largest_scale = errors[decision.chosen].largest_scale;
+    compare_with_centered(errors[decision.chosen], keys, mean, energy, decision);
+    return outcome;
+  }
+
+  // First between means (lowest error: the wrong choice is expensive either way), then between
+  // rotations of that kind.
+  static size_t best_of(const std::vector<Candidate>& candidates,
+                        const std::vector<ContestError>& errors, double energy) {
+    size_t start = 0;
+    for (size_t i = 1; i < candidates.size(); ++i)
+      if (candidates[i].form.rotation == candidates[0].form.rotation &&
+          errors[i].sum() < errors[start].sum())
+        start = i;
+    size_t best = start;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (candidates[i].form.mean != candidates[start].form.mean) continue;
+      const Paired difference = paired(errors[i].per_query, errors[start].per_query, energy);
+      const bool worthwhile = errors[i].sum() < (1.0 - kWorthwhile) * errors[start].sum() &&
+                              -difference.difference > difference.standard_error;
+      if (worthwhile && errors[i].sum() < errors[best].sum()) best = i;
+    }
+    return best;
+  }
+
+  // The recipe `centered` on the same rows: shared rotation, round to nearest, clip.
+  void compare_with_centered(const ContestError& chosen, bool keys, const float* mean,
+                             double energy, HeadDecision& decision) const {
+    const TensorF& rotation = keys ? layer_.k_rotation : layer_.v_rotation;
+    StoredForm plain{rotation.at(rotation.extent(0) == 1 ? 0 : head_), mean, {}, nullptr};
+    plain.codec.clip_ratio = keys ? layer_.k_clip : layer_.v_clip;
+    const ContestError reference = error(keys, plain);
+    const Paired difference = paired(chosen.per_query, reference.per_query, energy);
+    decision.centered_error = energy > 0.0 ? reference.sum() / energy : 0.0;
+    decision.centered_difference = difference.difference;
+    decision.centered_se = difference.standard_error;
+  }
+
+  const DecisionInputs& inputs_;
+  const BundleLayer& layer_;
+  size_t head_;
+  HeadContest contest_;
+};
+
+// The chosen rotations: still shared when every head kept the shared one.
+void store_rotations(const std::vector<Outcome>& outcomes, TensorF& rotation) {
+  const bool kept = std::all_of(outcomes.begin(), outcomes.end(), [&](const Outcome& outcome) {
+    return outcome.rotation == rotation.at(0);
+  });
+  if (kept && rotation.extent(0) == 1) return;
+  const size_t dim = rotation.extent(1);
+  TensorF chosen({outcomes.size(), dim, dim});
+  for (size_t h = 0; h < outcomes.size(); ++h)
+    std::copy_n(outcomes[h].rotation, dim * dim, chosen.at(h));
+  rotation = std::move(chosen);
+}
+
+TensorF scale_constants(const std::vector<Outcome>& outcomes) {
+  TensorF constants({outcomes.size()});
+  for (size_t h = 0; h < outcomes.size(); ++h) {
+    const double largest = outcomes[h].largest_scale;
+    constants.values[h] = static_cast<float>(kScaleMargin * (largest > 0.0 ? largest : 1.0));
+  }
+  return constants;
+}
+
+}  // namespace
+
+void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report) {
+  const size_t heads = inputs.contest->geometry.num_kv_heads;
+  std::vector<Outcome> k(heads), v(heads);
+  parallel_for(heads, [&](size_t head) {
+    const HeadDecider decider(inputs, layer, head);
+    k[head] = decider.keys();
+    v[head] = decider.values();
+  });
+  TensorF v_mean(inputs.v_mean.shape, 0.0F);
+  bool any_centered = false;
+  for (size_t h = 0; h < heads; ++h) {
+    if (v[h].centered) {
+      std::copy_n(inputs.v_mean.at(h), inputs.v_mean.extent(1), v_mean.at(h));
+      any_centered = true;
+    }
+    report.k_decisions.push_back(k[h].decision);
+    report.v_decisions.push_back(v[h].decision);
+  }
+  if (any_centered) layer.v_mean = std::move(v_mean);
+  if (inputs.recipe->log8) {
+    layer.k_scale_max = scale_constants(k);
+    layer.v_scale_max = scale_constants(v);
+  }
+  store_rotations(k, layer.k_rotation);
+  store_rotations(v, layer.v_rotation);
+}
+
+}  // namespace oscar

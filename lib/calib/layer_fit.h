@@ -1,0 +1,118 @@
+// From one layer's statistics to its part of the bundles.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "calib/activation_source.h"
+#include "calib/attention_metrics.h"
+#include "calib/contest.h"
+#include "calib/held_out.h"
+#include "calib/recipes.h"
+#include "io/bundle_file.h"
+
+namespace oscar {
+
+// One side of one layer on held-out tokens: error relative to the energy (keys: in the metric of
+// the held-out C_Q, about the mean; values: weighted by the proxy weights), mean over heads.
+struct SideReport {
+  RelativeError calibrated, hadamard, identity;
+  PairedDifference minus_hadamard;  // calibrated - hadamard
+  bool beats_hadamard() const { return minus_hadamard.value < 0.0; }
+};
+
+// One candidate of the contest: attention-output error relative to the output energy.
+struct ContestEntry {
+  std::string name;    // "shared", "per-head", "hadamard", with "+mean" where centered
+  double error = 0.0;  // relative
+  double minus_first = 0.0, se = 0.0;  // paired difference to the first candidate, by query token
+};
+// Decision for one side of one KV head.
+struct HeadDecision {
+  std::vector<ContestEntry> entries;  // the first is the default
+  size_t chosen = 0;
+  double centered_error = 0.0;  // recipe `centered` (rounding to nearest) on the same rows
+  double centered_difference = 0.0, centered_se = 0.0;  // chosen - centered, paired
+};
+
+struct LayerReport {
+  size_t layer = 0;
+  bool measured = false;  // false without held-out tokens
+  SideReport k, v;
+  std::vector<HeadDecision> k_decisions, v_decisions;  // [Hkv] or empty: no contest
+};
+
+struct LayerFitOptions {
+  size_t held_out_max_tokens = 1024;
+  int group = 0;
+  ContestOptions contest;
+};
+
+// Everything known about one layer. Pointers may be null where the recipes do not need them.
+struct LayerInputs {
+  const ActivationSource* source = nullptr;
+  size_t layer = 0;
+  size_t split = 0;  // first held-out token
+  const LayerStatistics* calibration = nullptr;
+  const LayerStatistics* held_out = nullptr;  // empty statistics without held-out tokens
+  const LayerMetrics* metrics = nullptr;
+  std::shared_ptr<const OutputEnergy> energy;  // W_O of the model, or identity
+  bool energy_known = false;                   // false: identity, weights not given
+};
+
+// Fits recipes; what several of them share is computed once.
+class LayerFit {
+ public:
+  LayerFit(const LayerInputs& inputs, const LayerFitOptions& options);
+  BundleLayer fit(const RecipeOptions& recipe, LayerReport& report,
+                  std::vector<std::string>& warnings);
+
+ private:
+  struct HeldOut {
+    HeldOutSample sample;
+    std::vector<TensorD> c_q;                  // [Hkv] of [D, D]
+    std::vector<std::vector<double>> weights;  // [Hkv] of [num_tokens], mean 1
+  };
+  void prepare_held_out();
+  const std::vector<TensorD>& keys(KeyTarget target);
+  const std::vector<TensorD>& values(ValueTarget target);
+  void add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
+                   std::vector<std::string>& warnings) const;
+  void decide(const RecipeOptions& recipe, BundleLayer& layer, LayerReport& report,
+              std::vector<std::string>& warnings);
+  void warn_about_rank(const RecipeOptions& recipe, const BundleLayer& layer,
+                       std::vector<std::string>& warnings) const;
+  void measure(const RecipeOptions& recipe, const BundleLayer& layer, LayerReport& report) const;
+  SideReport measure_side(const std::vector<float>& x, const TensorF& rotation, const TensorF& mean,
+                          double clip, HadamardForm form, const ErrorWeights& weights,
+                          bool centered_energy) const;
+
+  const LayerInputs inputs_;
+  const LayerFitOptions options_;
+  HeadGeometry geometry_;
+  std::optional<HeldOut> held_out_;
+  std::optional<ContestData> contest_;
+  std::map<KeyTarget, std::vector<TensorD>> keys_;
+  std::map<ValueTarget, std::vector<TensorD>> values_;
+};
+
+// Means [Hkv, D] of one kind as stored.
+TensorF mean_rows(const LayerStatistics& statistics, RowSum HeadStatistics::*kind);
+
+// The contest of one layer: candidate rotations and means of every head, measured and chosen; fills
+// in rotations, value means, scale constants and the decisions.
+struct DecisionInputs {
+  const ContestData* contest = nullptr;
+  const OutputEnergy* energy = nullptr;
+  const RecipeOptions* recipe = nullptr;
+  TensorF k_per_head, v_per_head;  // per-head rotations [Hkv, D, D]
+  TensorF hadamard;                // [1, D, D]
+  TensorF v_mean;                  // [Hkv, D]
+};
+void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report);
+
+}  // namespace oscar

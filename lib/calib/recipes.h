@@ -1,0 +1,57 @@
+// Named calibration recipes: which rotations are made, which statistics are kept, what is decided
+// by held-out data.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "calib/rotation_fit.h"
+#include "quant/codec.h"
+
+namespace oscar {
+
+enum class KeyMetric {
+  kNone,
+  kLogit,   // M_A
+  kOutput,  // M_O
+};
+
+struct RecipeOptions {
+  std::string name = "official";
+  KeyTarget key_target = KeyTarget::kQqt;
+  ValueTarget value_target = ValueTarget::kProxy;
+  RotationOptions rotation;
+  bool center_keys = false;  // k_mean per head of positions >= sink
+  double k_clip = 0.96, v_clip = 0.92;
+  // Feedback recipes.
+  KeyMetric key_metric = KeyMetric::kNone;
+  bool value_metric = false;      // M_V
+  bool decide_rotation = false;   // shared, per head or Hadamard, per head by held-out output error
+  bool decide_centering = false;  // v_mean per head by held-out output error
+  bool log8 = false;              // constants of the log-8 metadata
+
+  bool needs_contest() const { return decide_rotation || decide_centering || log8; }
+};
+
+// official  proxy C_S, one rotation for all heads, R = U H P, clip 0.96 / 0.92 (the published
+// recipe) paper     the same with the exact C_S centered  official + key centering hadamard  R = H
+// light     centered + M_A for the keys; values as official
+// lean      light + M_V, values centered by held-out choice
+// best      lean with M_O in place of M_A, constants of the log-8 metadata
+RecipeOptions recipe_options(const std::string& name);  // throws Error listing the names
+std::vector<std::string> recipe_names();
+
+// Storage of one side under a feedback recipe as the held-out contest measures it: the lean encoder
+// (cheap start, five multipliers, metric gain) for every recipe, because it ranks rotations and
+// means as the full encoder does at a seventh of its cost. Values of `light`: clip and plain gain.
+CodecSpec contest_codec(const RecipeOptions& recipe, bool keys, int head_dim);
+
+// Choice of --recipe auto: the best recipe whose bits fit `max_bits` per element (nominal) and
+// whose encoder costs at most `max_write_cost` of a forward pass. `why` explains it in one
+// sentence.
+struct AutoChoice {
+  std::string recipe, why;
+};
+AutoChoice choose_recipe(int head_dim, double max_bits, double max_write_cost);
+
+}  // namespace oscar
