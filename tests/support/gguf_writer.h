@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -28,12 +29,15 @@ inline void append_string(Bytes& out, std::string_view text) {
   append(out, text.data(), text.size());
 }
 
+// A new file each time: some file systems flush to the disk when an existing one is overwritten.
 inline void write_file(const std::string& path, const Bytes& bytes) {
+  std::remove(path.c_str());
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(bytes.data()),
              static_cast<std::streamsize>(bytes.size()));
 }
 inline void write_file(const std::string& path, std::string_view text) {
+  std::remove(path.c_str());
   std::ofstream(path, std::ios::binary) << text;
 }
 
