@@ -12,6 +12,7 @@ void add_simulate(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_report(CLI::App& app);
+void add_inspect(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_bench_cpu(CLI::App& app);

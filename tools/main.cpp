@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   oscar::add_eval(app);
   oscar::add_compare(app);
   oscar::add_report(app);
+  oscar::add_inspect(app);
   oscar::add_generate(app);
   oscar::add_tokenize(app);
   oscar::add_bench_cpu(app);

@@ -14,21 +14,28 @@
 
 namespace oscar {
 
+namespace {
+
+std::string hash_files(const std::vector<std::string>& files) {
+  if (files.size() == 1) return sha256_file(files[0]);
+  std::string lines;
+  for (const std::string& path : files) {
+    lines += sha256_file(path) + "  " + std::filesystem::path(path).filename().string() + "\n";
+  }
+  return sha256_hex(lines);
+}
+
+std::unique_ptr<WeightSource> open_source(const std::string& path) {
+  return std::filesystem::is_directory(path) ? open_folder_source(path) : open_gguf_source(path);
+}
+
+}  // namespace
+
 class ModelHash {
  public:
   explicit ModelHash(std::vector<std::string> files) : files_(std::move(files)) {}
   const std::string& hex() {
-    std::call_once(once_, [this] {
-      if (files_.size() == 1) {
-        hex_ = sha256_file(files_[0]);
-        return;
-      }
-      std::string lines;
-      for (const std::string& path : files_) {
-        lines += sha256_file(path) + "  " + std::filesystem::path(path).filename().string() + "\n";
-      }
-      hex_ = sha256_hex(lines);
-    });
+    std::call_once(once_, [this] { hex_ = hash_files(files_); });
     return hex_;
   }
 
@@ -243,10 +250,10 @@ class Loader {
 
 }  // namespace
 
-ModelWeights load_weights(const std::string& path) {
-  std::unique_ptr<WeightSource> source =
-      std::filesystem::is_directory(path) ? open_folder_source(path) : open_gguf_source(path);
-  return Loader(std::move(source)).load(path);
+ModelWeights load_weights(const std::string& path) { return Loader(open_source(path)).load(path); }
+
+std::string model_sha256(const std::string& path) {
+  return hash_files(open_source(path)->identity_files());
 }
 
 const std::string& model_sha256(const ModelWeights& weights) {

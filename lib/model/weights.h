@@ -53,5 +53,7 @@ ModelWeights load_weights(const std::string& path);
 // when there is one and the weight files (by name) for a folder. Computed once for each loaded
 // model. Throws Error when weights neither have a sha256 nor files.
 const std::string& model_sha256(const ModelWeights& weights);
+// The same hash from the files alone, without loading the weights.
+std::string model_sha256(const std::string& path);
 
 }  // namespace oscar

@@ -108,6 +108,8 @@ TEST_CASE("the hash names the files", "[weights]") {
                             sha256_file((folder / "hf/model.safetensors").string()) +
                             "  model.safetensors\n";
   CHECK(model_sha256(from_folder) == sha256_hex(lines));
+  CHECK(model_sha256((folder / "hf").string()) == sha256_hex(lines));
+  CHECK(model_sha256(gguf) == sha256_file(gguf));
   CHECK_THROWS_AS(model_sha256(ModelWeights{}), Error);
 }
 

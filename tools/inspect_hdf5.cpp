@@ -1,0 +1,149 @@
+// Inspect documents of captures and bundles.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/bundle_file.h"
+#include "io/capture_file.h"
+#include "io/hdf5_file.h"
+#include "tools/inspect.h"
+
+namespace oscar {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string dump(const Json& document) {
+  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// JSON kept inside the file as text; shown as text when it is not JSON.
+Json embedded(const std::string& text) {
+  Json json = Json::parse(text, nullptr, false);
+  return json.is_discarded() ? Json(text) : json;
+}
+
+// The attributes that captures and bundles share.
+template <class Info>
+void add_provenance(Json& document, const Info& info) {
+  document["model_architecture"] = info.model_architecture;
+  document["model_sha256"] = info.model_sha256;
+  document["tokenizer_sha256"] = info.tokenizer_sha256;
+  document["text_sha256"] = info.text_sha256;
+  document["tool_version"] = info.tool_version;
+  document["head_dim"] = info.head_dim;
+  document["num_layers"] = info.num_layers;
+  document["num_heads"] = info.num_heads;
+  document["num_kv_heads"] = info.num_kv_heads;
+  document["rope_theta"] = info.rope_theta;
+}
+
+std::string describe_capture(const std::string& path) {
+  const CaptureReader capture(path);
+  const CaptureInfo& info = capture.info();
+  Json document;
+  document["file"] = path;
+  document["format"] = "oscar-capture";
+  document["bytes"] = std::filesystem::file_size(path);
+  add_provenance(document, info);
+  const size_t tokens = capture.token_ids().size();
+  document["tokens"] = tokens;
+  const std::vector<int64_t>& offsets = capture.sequence_offsets();
+  document["sequences"] = offsets.size() - 1;
+  int64_t shortest = 0, longest = 0;
+  for (size_t i = 0; i + 1 < offsets.size(); ++i) {
+    const int64_t length = offsets[i + 1] - offsets[i];
+    shortest = i == 0 ? length : std::min(shortest, length);
+    longest = std::max(longest, length);
+  }
+  document["sequence_tokens"] =
+      shortest == longest ? Json(shortest) : Json(cat(shortest, " to ", longest));
+  document["dtype"] = info.bf16 ? "bf16" : "f32";
+  document["options"] = embedded(info.options_json);
+  Json tensors = Json::array();
+  const auto head_dim = static_cast<size_t>(info.head_dim);
+  for (const int64_t layer : capture.layers()) {
+    for (const CaptureTensor tensor :
+         {CaptureTensor::kQ, CaptureTensor::kK, CaptureTensor::kV, CaptureTensor::kO}) {
+      if (tensor == CaptureTensor::kO && !info.has_outputs) continue;
+      const size_t heads = capture.num_heads(tensor);
+      tensors.push_back({{"name", cat("layers/", layer, "/", tensor_name(tensor))},
+                         {"type", document["dtype"]},
+                         {"shape", {tokens, heads, head_dim}},
+                         {"bytes", tokens * heads * head_dim * (info.bf16 ? 2 : 4)}});
+    }
+  }
+  document["tensors"] = std::move(tensors);
+  return dump(document);
+}
+
+std::string describe_bundle(const std::string& path) {
+  const Bundle bundle = read_bundle(path);
+  const BundleInfo& info = bundle.info;
+  Json document;
+  document["file"] = path;
+  document["format"] = "oscar-bundle";
+  document["bytes"] = std::filesystem::file_size(path);
+  document["recipe"] = info.recipe;
+  add_provenance(document, info);
+  document["value_head_dim"] = info.value_head_dim;
+  document["tokens"] = info.tokens;
+  document["sequence_length"] = info.sequence_length;
+  document["approximate"] = info.approximate;
+  document["options"] = embedded(info.options_json);
+  Json tensors = Json::array(), clips = Json::array(), policies = Json::array(),
+       held_out = Json::array();
+  for (const auto& [id, layer] : bundle.layers) {
+    const auto add = [&, layer_id = id](const char* name, const auto& tensor, const char* type) {
+      if (tensor.empty()) return;
+      tensors.push_back({{"name", cat("layers/", layer_id, "/", name)},
+                         {"type", type},
+                         {"shape", tensor.shape},
+                         {"bytes", tensor.size() * sizeof(tensor.values[0])}});
+    };
+    add("k_rotation", layer.k_rotation, "f32");
+    add("v_rotation", layer.v_rotation, "f32");
+    add("k_eigenvalues", layer.k_eigenvalues, "f64");
+    add("v_eigenvalues", layer.v_eigenvalues, "f64");
+    add("k_mean", layer.k_mean, "f32");
+    add("v_mean", layer.v_mean, "f32");
+    add("k_metric", layer.k_metric, "f32");
+    add("v_metric", layer.v_metric, "f32");
+    add("k_scale_max", layer.k_scale_max, "f32");
+    add("v_scale_max", layer.v_scale_max, "f32");
+    clips.push_back({{"layer", id}, {"k_clip", layer.k_clip}, {"v_clip", layer.v_clip}});
+    const auto add_json = [&, layer_id = id](Json& table, const std::string& text) {
+      Json row = {{"layer", layer_id}};
+      const Json content = embedded(text);
+      if (content.is_object()) {
+        row.update(content);
+      } else {
+        row["text"] = content;
+      }
+      if (row.size() > 1) table.push_back(std::move(row));
+    };
+    add_json(policies, layer.policy_json);
+    add_json(held_out, layer.held_out_json);
+  }
+  document["clip"] = std::move(clips);
+  document["policy"] = std::move(policies);
+  document["held_out"] = std::move(held_out);
+  document["tensors"] = std::move(tensors);
+  return dump(document);
+}
+
+}  // namespace
+
+std::string describe_hdf5(const std::string& path) {
+  std::string format;
+  {
+    const Hdf5File file = Hdf5File::open(path);
+    if (file.has_attribute("/", "format")) format = file.string_attribute("/", "format");
+  }
+  if (format == "oscar-capture") return describe_capture(path);
+  if (format == "oscar-bundle") return describe_bundle(path);
+  fail(path, ": an HDF5 file that is neither a capture nor a bundle (attribute format: expected ",
+       "oscar-capture or oscar-bundle, got ", format.empty() ? "nothing" : format, ")");
+}
+
+}  // namespace oscar
