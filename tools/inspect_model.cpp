@@ -199,7 +199,7 @@ std::string describe_model_folder(const std::string& folder, bool hash) {
   std::string others;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
     if (std::filesystem::exists(root / name))
-      others += (others.empty() ? "" : " ") + std::string(name);
+      others += cat(others.empty() ? "" : " ", name);
   }
   document["other_files"] = others;
   document["files"] = files_json(weights->files());
