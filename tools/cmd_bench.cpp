@@ -191,6 +191,7 @@ CLI::App* bench_command(CLI::App& app) {
   if (!found.empty()) return found.front();
   CLI::App* bench = app.add_subcommand("bench", "speed of this machine on the tool's own work");
   bench->require_subcommand(1);
+  bench->footer("Example:\n  oscar bench cpu --model model.gguf --prefill 512,2048 --decode 512");
   return bench;
 }
 

@@ -158,6 +158,9 @@ void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateCommand>();
   CLI::App* command =
       app.add_subcommand("generate", "continue a prompt with the cache of any arm in the loop");
+  command->footer(
+      "Example:\n  oscar generate --model model.gguf --bundle bundle.h5 --arm oscar-best "
+      "--prompt \"What is a KV cache?\" --max-tokens 128");
   command->add_option("--model", options->model, "GGUF file or Hugging Face folder")->required();
   command->add_option("--prompt", options->prompt, "the user's message, or with --raw plain text");
   command->add_option("--prompt-file", options->prompt_file, "file that holds the prompt");

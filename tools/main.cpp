@@ -28,6 +28,12 @@ int main(int argc, char** argv) {
   oscar::add_bench_cpu(app);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    if (argc > 1 && app.get_subcommands().empty()) {
+      fmt::print(stderr, "oscar: unknown subcommand '{}'; see oscar --help\n", argv[1]);
+      return oscar::kExitFailed;
+    }
+    return app.exit(error) == 0 ? oscar::kExitOk : oscar::kExitFailed;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? oscar::kExitOk : oscar::kExitFailed;
   } catch (const oscar::Interrupted&) {
