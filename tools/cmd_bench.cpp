@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -31,10 +32,17 @@ struct CpuBenchCommand {
   std::vector<size_t> prefill{512, 2048}, decode{512, 4096};
   size_t decode_steps = 64, repeats = 3;
   int threads = 0;
-  bool json = false, quiet = false, gemm = false;
+  bool json = false, quiet = false, gemm = false, cpu_time = false;
 };
 
-double elapsed_s(const std::function<void()>& work) {
+// Seconds by the wall clock, or of processor time of all threads (comparable on a busy machine when
+// one thread runs).
+double elapsed_s(bool cpu_time, const std::function<void()>& work) {
+  if (cpu_time) {
+    const std::clock_t start = std::clock();
+    work();
+    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  }
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -52,6 +60,15 @@ struct Measurement {
   double rate;      // tokens/s or GFLOP/s, median of the repeats
   double best, worst;
 };
+
+// Multiplications and additions of the layers' matrices for one token.
+double gflop_per_token(const ModelWeights& weights) {
+  double elements = 0.0;
+  for (const LayerWeights& w : weights.layers)
+    for (const WeightMatrix* m : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+      elements += static_cast<double>(m->rows) * static_cast<double>(m->columns);
+  return 2e-9 * elements;
+}
 
 Measurement summarize(std::string job, size_t context, double work,
                       const std::vector<double>& seconds) {
@@ -90,7 +107,7 @@ class Bench {
     std::vector<double> seconds;
     for (size_t repeat = 0; repeat <= options_.repeats; ++repeat) {
       KvCache cache(weights_->config, arm_);
-      const double elapsed = elapsed_s([&] {
+      const double elapsed = elapsed_s(options_.cpu_time, [&] {
         const std::vector<float> state = prefill(model_, cache, tokens, {});
         model_.logits(state.data(), 1, logits.data());
       });
@@ -117,13 +134,15 @@ class Bench {
     for (size_t i = 0; i < 4; ++i) step();
     std::vector<double> seconds;
     for (size_t repeat = 0; repeat < options_.repeats; ++repeat) {
-      seconds.push_back(elapsed_s([&] {
+      seconds.push_back(elapsed_s(options_.cpu_time, [&] {
         for (size_t i = 0; i < steps; ++i) step();
       }));
       progress_.step({"decode", repeat + 1, options_.repeats, "runs"});
     }
     return summarize("decode", context, static_cast<double>(steps), seconds);
   }
+
+  double gflop_per_token() const { return oscar::gflop_per_token(*weights_); }
 
   // Rate of the matrix products alone, on the gate weights and 2048 tokens: what a prefill could
   // reach without attention, norms and the rest.
@@ -135,7 +154,7 @@ class Bench {
     const MatmulJob job{&weight, nullptr, out.data()};
     std::vector<double> seconds;
     for (size_t repeat = 0; repeat <= options_.repeats + 2; ++repeat) {
-      const double elapsed = elapsed_s([&] {
+      const double elapsed = elapsed_s(options_.cpu_time, [&] {
         weight_matmul({&job, 1}, x.data(), tokens, parse_compute(options_.compute));
       });
       if (repeat > 0) seconds.push_back(elapsed);
@@ -168,12 +187,20 @@ void run_bench_cpu(const CpuBenchCommand& options) {
   for (const Measurement& m : measured) {
     const char* unit = m.job == "gemm" ? "gflop_per_s" : "tokens_per_s";
     if (options.json) {
-      const nlohmann::ordered_json row = {{"job", m.job},           {"context", m.context},
-                                          {unit, m.rate},           {"best", m.best},
-                                          {"worst", m.worst},       {"compute", options.compute},
-                                          {"backend", backend},     {"simd", simd_name()},
-                                          {"arm", options.arm},     {"threads", num_threads()},
-                                          {"model", options.model}, {"tool", tool_version()}};
+      const nlohmann::ordered_json row = {{"job", m.job},
+                                          {"context", m.context},
+                                          {unit, m.rate},
+                                          {"best", m.best},
+                                          {"worst", m.worst},
+                                          {"compute", options.compute},
+                                          {"backend", backend},
+                                          {"simd", simd_name()},
+                                          {"arm", options.arm},
+                                          {"threads", num_threads()},
+                                          {"clock", options.cpu_time ? "cpu" : "wall"},
+                                          {"gflop_per_token", bench.gflop_per_token()},
+                                          {"model", options.model},
+                                          {"tool", tool_version()}};
       fmt::print("{}\n", row.dump());
     } else {
       fmt::print("{:8} {:6}  {:9.1f} {} (median of {}, {:.1f} .. {:.1f})\n", m.job, m.context,
@@ -217,6 +244,8 @@ void add_bench_cpu(CLI::App& app) {
   command->add_option("--compute", options->compute, "matrix products: fp32 or bf16")
       ->capture_default_str();
   add_threads_option(*command, options->threads);
+  command->add_flag("--cpu-time", options->cpu_time,
+                    "count processor time instead of wall time (busy machine, --threads 1)");
   command->add_flag("--json", options->json, "one JSON object a line");
   command->add_flag("--quiet", options->quiet, "no progress on stderr");
   command->callback([options] { run_bench_cpu(*options); });

@@ -80,4 +80,7 @@ const WeightKernels& weight_kernels_avx2();
 const WeightKernels& weight_kernels_avx512();
 const WeightKernels& weight_kernels_avx512bf16();  // gemm rounds both operands to bf16
 
+// One row rounded to bf16, [columns].
+void expand_row_avx512bf16(const StoredRows& weight, size_t row, uint16_t* out);
+
 }  // namespace oscar

@@ -21,5 +21,21 @@ struct Element {
 #include "model/weight_kernels_simd.h"
 
 namespace oscar {
+
 const WeightKernels& weight_kernels_avx512bf16() { return kKernels; }
+
+void expand_row_avx512bf16(const StoredRows& weight, size_t row, uint16_t* out) {
+  with_decoder(weight.type, [&](auto decoder) {
+    for (size_t column = 0; column < weight.columns; column += kColumnUnit) {
+      alignas(64) float values[kColumnUnit];
+      expand_unit<decltype(decoder)>(weight, row, column / kColumnUnit, values);
+      alignas(64) uint16_t rounded[kColumnUnit];
+      Simd::store(reinterpret_cast<float*>(rounded), Element::load_steps(values));
+      const size_t left = weight.columns - column;
+      std::memcpy(out + column, rounded,
+                  (left < kColumnUnit ? left : kColumnUnit) * sizeof(uint16_t));
+    }
+  });
+}
+
 }  // namespace oscar

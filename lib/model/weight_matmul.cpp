@@ -234,9 +234,13 @@ void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t token
 // Rows [begin, end) of the matrix rounded to bf16.
 void expand_bf16(const WeightMatrix& weight, size_t begin, size_t end, uint16_t* out) {
   std::vector<float> row(weight.columns);
-  for (size_t r = begin; r < end; ++r) {
-    dequantize_row(weight.type, weight.row(r), weight.columns, row.data());
-    float_to_bf16(row.data(), weight.columns, out + (r - begin) * weight.columns);
+  for (size_t r = begin; r < end; ++r, out += weight.columns) {
+    if (cpu_features().avx512_bf16) {
+      expand_row_avx512bf16(stored(weight), r, out);
+    } else {
+      dequantize_row(weight.type, weight.row(r), weight.columns, row.data());
+      float_to_bf16(row.data(), weight.columns, out);
+    }
   }
 }
 
