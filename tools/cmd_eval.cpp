@@ -44,7 +44,8 @@ EvalRequest request_of(const EvalOptions& options) {
   request.rows = options.rows;
   request.with_bos = options.bos;
   request.null_run = !options.no_null;
-  request.serving_prefill = options.prefill;
+  request.prefill = options.prefill;
+  request.after_prefill = options.mode == "after-prefill";
   request.arm_options.windows = {
       options.sink, options.recent,
       options.mode == "serving" ? WindowMode::kServing : WindowMode::kExact};
@@ -137,11 +138,15 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
       ->capture_default_str();
   app.add_option("--recent", options.recent, "last tokens kept in high precision")
       ->capture_default_str();
-  app.add_option("--mode", options.mode, "windows per query (exact) or in flush blocks (serving)")
-      ->check(CLI::IsMember({"exact", "serving"}))
+  app.add_option(
+         "--mode", options.mode,
+         "windows per query (exact), in flush blocks (serving), or one BF16 prefill that all "
+         "arms share and quantize once (after-prefill, cheaper)")
+      ->check(CLI::IsMember({"exact", "serving", "after-prefill"}))
       ->capture_default_str();
   app.add_option("--prefill", options.prefill,
-                 "serving: tokens of the prefill chunk, the rest is decoded (0 = sink + recent)");
+                 "serving: tokens of the prefill chunk, the rest is decoded (0 = sink + recent); "
+                 "after-prefill: tokens of the shared prefill (0 = up to the first scored row)");
   app.add_option("--group", options.group, "elements of a quantization group (0 = head_dim)");
   app.add_option("--compute", options.compute, "precision of matrix products")
       ->check(CLI::IsMember({"fp32", "bf16"}))

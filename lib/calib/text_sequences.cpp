@@ -70,12 +70,13 @@ TextSequences load_text_sequences(const std::vector<std::string>& paths, const T
   const size_t budget = (options.num_tokens + paths.size() - 1) / paths.size();
   for (const std::string& path : paths) {
     const std::string text = read_text(path);
-    hashes += sha256_hex(text) + "\n";
+    if (!hashes.empty()) hashes += ',';
+    hashes += sha256_hex(text);
     const std::vector<int32_t> ids = tokenizer.encode(text, false);
     OSCAR_CHECK(!ids.empty(), path, ": the text has no tokens");
     cut(ids, budget, options.lengths, path, result);
   }
-  result.text_sha256 = paths.size() == 1 ? hashes.substr(0, 64) : sha256_hex(hashes);
+  result.text_sha256 = hashes;
   return result;
 }
 

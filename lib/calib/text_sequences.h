@@ -17,7 +17,7 @@ struct TextOptions {
 
 struct TextSequences {
   std::vector<std::vector<int32_t>> sequences;
-  std::string text_sha256;  // of the file, or of the lines "<sha256>\n" of several
+  std::string text_sha256;  // of the file; of several, joined by commas (so that each is found)
   std::vector<std::string> warnings;
   size_t num_tokens() const;
 };

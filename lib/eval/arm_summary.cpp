@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "quant/byte_accounting.h"
 
 namespace oscar {
 namespace {
@@ -43,6 +44,14 @@ double bits_per_element(const KvArm& arm, size_t tokens) {
   if (!arm.quantized) return high_precision_bits(arm);
   double bits = 0;
   for (const LayerArm& layer : arm.layers) {
+    const Codec &k = layer.k.codec(0), &v = layer.v.codec(0);
+    if (k.token_block() == 1 && v.token_block() == 1) {
+      CacheFormat format = cache_format(k.spec(), v.spec(), arm.windows.sink, arm.windows.recent);
+      format.high_bits = static_cast<int>(high_precision_bits(arm));
+      bits += nominal_bits_per_element(format, tokens);
+      continue;
+    }
+    // Blocks of tokens: an incomplete block waits in high precision.
     bits += (side_bits(arm, layer.k, tokens) + side_bits(arm, layer.v, tokens)) / 2;
   }
   return bits / static_cast<double>(arm.layers.size());

@@ -79,6 +79,10 @@ std::shared_ptr<const KvArm> build_arm(const std::string& text, const EvalReques
   return std::make_shared<const KvArm>(std::move(arm));
 }
 
+std::string run_mode(const EvalRequest& request) {
+  return request.after_prefill ? "after-prefill" : mode_name(request.arm_options.windows.mode);
+}
+
 std::string arm_provenance(const KvArm& arm) {
   return cat(arm.name, " [", describe(arm), "; ", arm.bundle_sha256, "]");
 }
@@ -88,12 +92,12 @@ std::string provenance(const EvalSession& session, size_t num_windows) {
   std::string text = cat("model ", model_sha256(*session.weights), "; tokenizer ",
                          session.tokenizer->sha256(), "; texts");
   for (const EvalText& item : session.texts) text += " " + item.sha256;
-  text += cat("; length ", request.length, "; windows ", num_windows, "; rows ", request.rows,
-              "; bos ", request.with_bos, "; null ", request.null_run, "; mode ",
-              mode_name(request.arm_options.windows.mode), "; prefill ", request.serving_prefill,
-              "; compute ", request.compute == Compute::kFp32 ? "fp32" : "bf16", "; group ",
-              request.arm_options.group, "; meta ", static_cast<int>(request.arm_options.meta),
-              "; arms");
+  text +=
+      cat("; length ", request.length, "; windows ", num_windows, "; rows ", request.rows, "; bos ",
+          request.with_bos, "; null ", request.null_run, "; mode ", run_mode(request), "; prefill ",
+          request.prefill, "; compute ", request.compute == Compute::kFp32 ? "fp32" : "bf16",
+          "; group ", request.arm_options.group, "; meta ",
+          static_cast<int>(request.arm_options.meta), "; arms");
   for (const auto& arm : session.arms) text += " " + arm_provenance(*arm);
   const auto tool = request.labels.find("tool");
   if (tool != request.labels.end()) text += "; tool " + tool->second;
@@ -198,7 +202,8 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
   options.targets = scored_targets(parse_row_selection(request.rows), request.length,
                                    request.with_bos, high_precision);
   options.with_bos = request.with_bos;
-  options.serving_prefill = request.serving_prefill;
+  options.prefill = request.prefill;
+  options.after_prefill = request.after_prefill;
   options.null_run = request.null_run;
 
   LikelihoodRun run;
@@ -228,7 +233,7 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
   run.window_length = request.length;
   run.arms = session.arms;
   run.null_run = request.null_run;
-  run.mode = mode_name(request.arm_options.windows.mode);
+  run.mode = run_mode(request);
   run.bootstrap_seed = request.seed;
   run.perplexity = request.perplexity;
   run.divergence = request.divergence;

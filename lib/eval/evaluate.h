@@ -32,7 +32,8 @@ struct EvalRequest {
   std::string rows = "auto";
   bool with_bos = false;
   bool null_run = true;
-  size_t serving_prefill = 0;
+  size_t prefill = 0;          // see LikelihoodOptions
+  bool after_prefill = false;  // instead of the windows' own mode
   ArmOptions arm_options;
   Compute compute = Compute::kFp32;
   uint64_t seed = kBootstrapSeed;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "eval/row_divergence.h"
+#include "model/attention.h"
 #include "model/kv_cache.h"
 
 namespace oscar {
@@ -27,32 +28,52 @@ class ArmPass {
  public:
   ArmPass(Transformer& transformer, std::shared_ptr<const KvArm> arm,
           const std::vector<std::vector<int32_t>>& sequences, const std::vector<size_t>& rows)
-      : transformer_(transformer), sequences_(sequences), rows_(rows) {
+      : transformer_(transformer), arm_(std::move(arm)), sequences_(sequences), rows_(rows) {
     hidden_size_ = transformer.config().hidden_size;
-    for (size_t i = 0; i < sequences.size(); ++i) caches_.emplace_back(transformer.config(), arm);
+    for (size_t i = 0; i < sequences.size(); ++i) caches_.emplace_back(transformer.config(), arm_);
     hidden_.resize(sequences.size() * rows.size() * hidden_size_);
   }
 
-  // Feeds all sequences in calls of at most `call_tokens` tokens a sequence.
-  void run(const KvArm& arm, size_t serving_prefill, size_t call_tokens, const Progress& progress) {
-    const auto start = std::chrono::steady_clock::now();
-    const size_t length = sequences_[0].size();
-    size_t position = 0;
+  // Feeds all sequences in calls of at most `call_tokens` tokens a sequence. serving_prefill: see
+  // LikelihoodOptions.
+  void run(size_t serving_prefill, size_t call_tokens, const Progress& progress) {
+    const KvArm& arm = *arm_;
     if (arm.quantized && arm.windows.mode == WindowMode::kServing) {
-      size_t prefill =
-          serving_prefill == 0 ? arm.windows.sink + arm.windows.recent : serving_prefill;
-      prefill = std::min(length, std::max<size_t>(1, prefill));
-      feed(0, prefill);
-      position = prefill;
+      const size_t windows = arm.windows.sink + arm.windows.recent;
+      const size_t prefill = serving_prefill == 0 ? windows : serving_prefill;
+      run_to(std::max<size_t>(1, prefill), length(), progress);
       for (KvCache& cache : caches_) cache.set_append_as_decode(true);
     }
-    while (position < length) {
+    run_to(length(), call_tokens, progress);
+  }
+
+  // Feeds the tokens up to `position`.
+  void run_to(size_t position, size_t call_tokens, const Progress& progress) {
+    const auto start = std::chrono::steady_clock::now();
+    position = std::min(position, length());
+    while (position_ < position) {
       progress.check();
-      const size_t end = std::min(length, position + call_tokens);
-      feed(position, end);
-      position = end;
+      const size_t end = std::min(position, position_ + call_tokens);
+      feed(position_, end);
+      position_ = end;
     }
-    elapsed_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    elapsed_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  // Goes on from another pass's prefill, quantized now.
+  void start_from(const std::vector<KvCache>& prefilled) {
+    const auto start = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < caches_.size(); ++i) {
+      caches_[i] = quantize_after_prefill(prefilled[i], transformer_.config(), arm_);
+    }
+    position_ = caches_[0].length();
+    elapsed_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  std::vector<KvCache> fork_caches() const {
+    std::vector<KvCache> forks;
+    for (const KvCache& cache : caches_) forks.push_back(cache.fork());
+    return forks;
   }
 
   // Final hidden state of a scored row.
@@ -64,6 +85,8 @@ class ArmPass {
   void release_caches() { caches_.clear(); }
 
  private:
+  size_t length() const { return sequences_[0].size(); }
+
   void feed(size_t begin, size_t end) {
     std::vector<SequenceChunk> chunks;
     for (size_t i = 0; i < sequences_.size(); ++i) {
@@ -81,11 +104,13 @@ class ArmPass {
   }
 
   Transformer& transformer_;
+  std::shared_ptr<const KvArm> arm_;
   const std::vector<std::vector<int32_t>>& sequences_;
   const std::vector<size_t>& rows_;  // positions in the sequence whose states are kept
   std::vector<KvCache> caches_;
   std::vector<float> hidden_;  // [sequences, rows, hidden]
   size_t hidden_size_ = 0;
+  size_t position_ = 0;  // tokens fed so far
   double elapsed_s_ = 0;
 };
 
@@ -178,6 +203,10 @@ void run_likelihood(Transformer& transformer, const std::vector<EvalText>& texts
   for (size_t i = 0; i < windows.windows.size(); ++i) {
     if (std::find(done.begin(), done.end(), i) == done.end()) pending.push_back(i);
   }
+  const size_t prefill = options.prefill == 0 ? rows.front() : options.prefill;
+  OSCAR_CHECK(!options.after_prefill || (prefill > 0 && prefill <= rows.front()), "--prefill ",
+              prefill, ": after-prefill scores only rows behind the prefill, the first ",
+              "scored row is ", rows.front(), " (--rows)");
   const size_t batch = std::max<size_t>(1, options.max_call_tokens / sequence_length);
   const size_t num_passes = arms.size() + (options.null_run ? 1 : 0);
   const size_t total_units = windows.windows.size() * num_passes;
@@ -193,16 +222,22 @@ void run_likelihood(Transformer& transformer, const std::vector<EvalText>& texts
     std::vector<WindowRecord> records(count);
     std::vector<ArmPass> passes;
     passes.reserve(num_passes);
+    std::vector<KvCache> prefilled;
     for (size_t pass = 0; pass < num_passes; ++pass) {
       const bool null_run = pass == arms.size();
       const auto& arm = arms[null_run ? 0 : pass];
       progress.step({"eval", units, total_units, "passes"});
       passes.emplace_back(transformer, arm, sequences, rows);
       const size_t per_sequence = std::max<size_t>(1, options.max_call_tokens / count);
+      if (options.after_prefill && pass == 0) {
+        passes.back().run_to(prefill, per_sequence, progress);
+        prefilled = passes.back().fork_caches();
+      } else if (options.after_prefill && !null_run) {
+        passes.back().start_from(prefilled);
+      }
       // The null run cuts the same tokens elsewhere, so that other tiles do the same sums.
-      passes.back().run(*arm, options.serving_prefill,
-                        null_run ? std::max<size_t>(1, sequence_length * 3 / 8 + 1) : per_sequence,
-                        progress);
+      const size_t null_tokens = std::max<size_t>(1, sequence_length * 3 / 8 + 1);
+      passes.back().run(options.prefill, null_run ? null_tokens : per_sequence, progress);
       for (size_t i = 0; i < count; ++i) {
         records[i].arms.push_back(
             empty_arm_window(passes.back().counters(i), rows.size(),

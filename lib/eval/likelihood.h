@@ -41,10 +41,14 @@ struct WindowRecord {
 struct LikelihoodOptions {
   std::vector<size_t> targets;  // scored target positions, ascending
   bool with_bos = false;        // one beginning-of-sequence token before each window
-  size_t serving_prefill = 0;   // serving windows: tokens of the prefill chunk; the rest is decoded
-                                // token by token. 0 = sink + recent of the arm
-  bool null_run = true;         // the reference again, with other batches and chunks: noise floor
-  size_t max_call_tokens = 4096;       // tokens of one forward call
+  // Serving windows: tokens of the prefill chunk; the rest is decoded token by token. 0 = sink +
+  // recent of the arm. after_prefill: tokens of the shared prefill. 0 = up to the first scored row.
+  size_t prefill = 0;
+  // The reference's prefill serves all arms: its cache is quantized once, and every arm goes on
+  // from there (mode "after-prefill"). Only rows behind the prefill can be scored.
+  bool after_prefill = false;
+  bool null_run = true;           // the reference again, with other batches and chunks: noise floor
+  size_t max_call_tokens = 4096;  // tokens of one forward call
   size_t max_logit_bytes = 192 << 20;  // of all arms together
 };
 

@@ -91,7 +91,8 @@ class RowBuilder {
     base_.labels["codec"] = summary_.codec;
     base_.labels["windows"] = summary_.quantized ? to_string(summary_.windows) : "";
     const std::string mode = mode_name(summary_.windows.mode);
-    if (summary_.quantized && mode != run_.mode) base_.labels["windows"] += " " + mode;
+    if (summary_.quantized && mode != run_.mode && run_.mode != "after-prefill")
+      base_.labels["windows"] += " " + mode;
     base_.labels["arm_description"] = describe(arm);
     if (!summary_.group.empty()) base_.labels["group"] = summary_.group;
     if (!summary_.bundle_sha256.empty()) base_.labels["bundle_sha256"] = summary_.bundle_sha256;

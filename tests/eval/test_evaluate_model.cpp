@@ -104,6 +104,24 @@ TEST_CASE("serving windows score like exact ones, and BOS is one more token", "[
   CHECK(find(rows, "int8", "kl").numbers.at("tokens_int2_read") > 0);
 }
 
+TEST_CASE("one prefill can serve all arms", "[model]") {
+  SKIP_UNLESS(have_demo(), "the demo model is not in the cache folder");
+  const TemporaryFolder folder;
+  EvalRequest request = small_request(folder);
+  request.max_windows = 1;
+  request.null_run = false;
+  request.after_prefill = true;
+  EvalSession session = open_session(request);
+  const auto rows = evaluate_likelihood(session, {});
+  CHECK(find(rows, "int8", "kl").mode == "after-prefill");
+  CHECK(find(rows, "int8", "kl").value < 2e-3);
+  CHECK(find(rows, "int8", "kl").numbers.at("tokens_int2_read") > 0);
+  CHECK(find(rows, "naive", "kl").value > 0.2);
+  request.prefill = 420;
+  EvalSession late = open_session(request);
+  CHECK_THROWS_WITH(evaluate_likelihood(late, {}), Catch::Contains("--prefill 420"));
+}
+
 TEST_CASE("an interrupted run resumes to the same rows", "[model]") {
   SKIP_UNLESS(have_demo(), "the demo model is not in the cache folder");
   const TemporaryFolder folder;
@@ -178,5 +196,7 @@ TEST_CASE("a text is recognized as the one a bundle was calibrated on") {
   CHECK(calibrated_on(info, {text}));
   info.options_json = "{}";
   info.text_sha256 = text.sha256;
+  CHECK(calibrated_on(info, {text}));
+  info.text_sha256 = std::string(64, 'b') + "," + text.sha256;
   CHECK(calibrated_on(info, {text}));
 }
