@@ -45,58 +45,61 @@ std::string visible(const std::string& bytes) {
   return text;
 }
 
-void print_table(const Tokenizer& tokenizer, const std::string& text, bool special) {
+std::string table(const Tokenizer& tokenizer, const std::string& text, bool special) {
   std::vector<int32_t> ids;
   const auto spans = tokenizer.offsets(text, special, &ids);
-  fmt::print("{:>8}  {:>15}  token\n", "id", "bytes");
+  std::string lines = fmt::format("{:>8}  {:>15}  token\n", "id", "bytes");
   for (size_t i = 0; i < ids.size(); ++i) {
-    fmt::print("{:>8}  {:>15}  \"{}\"\n", ids[i],
-               fmt::format("{}..{}", spans[i].first, spans[i].second),
-               visible(tokenizer.decode({ids[i]})));
+    lines += fmt::format("{:>8}  {:>15}  \"{}\"\n", ids[i],
+                         fmt::format("{}..{}", spans[i].first, spans[i].second),
+                         visible(tokenizer.decode({ids[i]})));
   }
+  return lines;
+}
+
+std::string counts(const Tokenizer& tokenizer, const std::string& text, bool special) {
+  const auto start = std::chrono::steady_clock::now();
+  const size_t count = tokenizer.encode(text, special).size();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  const auto bytes = static_cast<double>(text.size());
+  return fmt::format(
+      "{} tokens, {} bytes, {:.3g} bytes a token, {:.3g} MB/s\n"
+      "pre-tokenizer {}, vocabulary {}, merges {}, sha256 {}\n",
+      count, text.size(), bytes / static_cast<double>(std::max<size_t>(count, 1)),
+      bytes / 1e6 / elapsed.count(), tokenizer.pre_tokenizer(), tokenizer.vocab_size(),
+      tokenizer.num_merges(), tokenizer.sha256());
 }
 
 }  // namespace
 
-void run_tokenize(const TokenizeOptions& options) {
-  OSCAR_CHECK(static_cast<int>(options.ids) + static_cast<int>(options.count) +
-                      static_cast<int>(options.json) <=
-                  1,
-              "tokenize: --ids, --count and --json exclude each other");
+TokenizeOutput run_tokenize(const TokenizeOptions& options) {
+  const int forms = static_cast<int>(options.ids) + static_cast<int>(options.count) +
+                    static_cast<int>(options.json);
+  OSCAR_CHECK(forms <= 1, "tokenize: --ids, --count and --json exclude each other");
   std::string text = read_text(options);
   const auto tokenizer = Tokenizer::load(options.model);
+  TokenizeOutput output;
   const size_t invalid = count_invalid_utf8(text);
   if (invalid > 0) {
-    fmt::print(stderr, "warning: {} invalid UTF-8 sequences are read as U+FFFD\n", invalid);
+    output.warning = fmt::format("{} invalid UTF-8 sequences are read as U+FFFD", invalid);
   }
   if (options.chat || !options.chat_template.empty()) {
     text = render_chat(*tokenizer, {{"user", text}}, true, options.chat_template);
   }
   const bool special = !options.no_special;
-  if (!options.ids && !options.count && !options.json) {
-    print_table(*tokenizer, text, special);
-    return;
-  }
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<int32_t> ids = tokenizer->encode(text, special);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   if (options.ids) {
-    fmt::print("{}\n", fmt::join(ids, " "));
+    output.text = fmt::format("{}\n", fmt::join(tokenizer->encode(text, special), " "));
   } else if (options.count) {
-    const double megabytes = static_cast<double>(text.size()) / 1e6;
-    fmt::print(
-        "{} tokens, {} bytes, {:.3g} bytes a token, {:.3g} MB/s\n", ids.size(), text.size(),
-        static_cast<double>(text.size()) / static_cast<double>(std::max<size_t>(ids.size(), 1)),
-        megabytes / elapsed.count());
-    fmt::print("pre-tokenizer {}, vocabulary {}, merges {}, sha256 {}\n",
-               tokenizer->pre_tokenizer(), tokenizer->vocab_size(), tokenizer->num_merges(),
-               tokenizer->sha256());
+    output.text = counts(*tokenizer, text, special);
+  } else if (options.json) {
+    const nlohmann::json object = {{"text", to_valid_utf8(text)},
+                                   {"ids", tokenizer->encode(text, special)},
+                                   {"tokenizer_sha256", tokenizer->sha256()}};
+    output.text = object.dump() + "\n";
   } else {
-    fmt::print("{}\n", nlohmann::json{{"text", to_valid_utf8(text)},
-                                      {"ids", ids},
-                                      {"tokenizer_sha256", tokenizer->sha256()}}
-                           .dump());
+    output.text = table(*tokenizer, text, special);
   }
+  return output;
 }
 
 void add_tokenize(CLI::App& app) {
@@ -117,7 +120,11 @@ void add_tokenize(CLI::App& app) {
   command->add_flag("--count", options->count, "only the counts, the rate and the vocabulary");
   command->add_flag("--json", options->json, "one JSON object");
   command->footer("Example: oscar tokenize --model model.gguf \"Hello, world!\"");
-  command->callback([options] { run_tokenize(*options); });
+  command->callback([options] {
+    const TokenizeOutput output = run_tokenize(*options);
+    if (!output.warning.empty()) fmt::print(stderr, "warning: {}\n", output.warning);
+    fmt::print("{}", output.text);
+  });
 }
 
 }  // namespace oscar

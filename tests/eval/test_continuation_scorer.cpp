@@ -31,11 +31,14 @@ std::vector<TokenScore> from_scratch(Transformer& model, const std::shared_ptr<c
                                      std::vector<int32_t> tail,
                                      const std::vector<int32_t>& continuation) {
   KvCache cache(model.config(), arm);
+  const bool serving = arm->windows.mode == WindowMode::kServing;
+  if (serving) call_tokens = prefix.size();  // one prefill chunk, then decode steps
   for (size_t begin = 0; begin < prefix.size(); begin += call_tokens) {
     const std::span<const int32_t> rest = std::span<const int32_t>(prefix).subspan(begin);
     const SequenceChunk chunk{rest.first(std::min(call_tokens, rest.size())), &cache};
     model.forward({&chunk, 1});
   }
+  if (serving) cache.set_append_as_decode(true);
   const size_t first = tail.size() - 1;
   tail.insert(tail.end(), continuation.begin(), continuation.end());
   const SequenceChunk chunk{tail, &cache};
@@ -93,15 +96,19 @@ TEST_CASE("forks give the scores of a run from scratch, for every arm", "[model]
   constexpr size_t kCallTokens = 48;  // several calls for the prefix
   ArmOptions options;
   options.windows = {.sink = 8, .recent = 24};
-  for (const char* name : {"bf16", "hadamard"}) {
+  for (const char* name : {"bf16", "hadamard", "hadamard:serving"}) {
     const auto arm =
         std::make_shared<const KvArm>(make_arm(name, model.config(), options, nullptr));
     TransformerScorer scorer(model, arm, kCallTokens);
     scorer.set_prefix(prefix);
+    std::vector<std::vector<TokenScore>> all_expected;
+    for (const auto& continuation : continuations) {
+      all_expected.push_back(from_scratch(model, arm, prefix, kCallTokens, tail, continuation));
+    }
     const auto check = [&](const std::vector<std::vector<TokenScore>>& scores, size_t count) {
       REQUIRE(scores.size() == count);
       for (size_t i = 0; i < count; ++i) {
-        const auto expected = from_scratch(model, arm, prefix, kCallTokens, tail, continuations[i]);
+        const std::vector<TokenScore>& expected = all_expected[i];
         REQUIRE(scores[i].size() == continuations[i].size() + (i == 0 ? 1 : 0));
         for (size_t j = 0; j < scores[i].size(); ++j) {
           INFO(name << ", continuation " << i << ", token " << j);
