@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -227,6 +228,22 @@ double sum_log_prob(const std::vector<TokenScore>& tokens, size_t count) {
   return sum;
 }
 
+// Whether the greedy answer's first integer is the value, as far as the teacher-forced tokens tell:
+// the answer follows the right value up to the first token that is not the most likely one. Empty
+// when only the answer itself can tell.
+std::optional<bool> known_answer(const Tokenizer& tokenizer, const std::vector<int32_t>& gold,
+                                 const std::vector<TokenScore>& tokens, const std::string& value) {
+  size_t same = 0;
+  while (same < gold.size() && tokens[same].top1 == gold[same]) ++same;
+  std::vector<int32_t> ids(gold.begin(), gold.begin() + static_cast<std::ptrdiff_t>(same));
+  ids.push_back(tokens[same].top1);
+  const std::string answer = tokenizer.decode(ids);
+  const std::string integer = first_integer(answer);
+  if (!integer.empty() && !value.starts_with(integer)) return false;
+  if (!integer.empty() && !answer.ends_with(integer)) return integer == value;
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string first_integer(std::string_view text) {
@@ -254,25 +271,19 @@ void score_kv_lookup(const KvLookupContext& context, const Tokenizer& tokenizer,
       best_other =
           std::max(best_other, sum_log_prob(tokens[other], question.continuations[other].size()));
     }
-    // Where the most likely tokens are those of the value, the greedy answer is known; it is wrong
-    // only when it goes on with a digit.
-    std::string answer;
-    bool follows = true;
-    for (size_t j = 0; j < gold.size(); ++j) follows = follows && tokens[0][j].top1 == gold[j];
-    if (follows) {
-      std::vector<int32_t> ids = gold;
-      ids.push_back(tokens[0][gold.size()].top1);
-      answer = tokenizer.decode(ids);
-    } else {
+    const std::optional<bool> known = known_answer(tokenizer, gold, tokens[0], value);
+    bool right = known.value_or(false);
+    if (!known) {
       const auto complete = [&](std::span<const int32_t> ids) {
         const std::string text = tokenizer.decode({ids.begin(), ids.end()});
         const std::string integer = first_integer(text);
         return !integer.empty() && !text.ends_with(integer);
       };
-      answer = tokenizer.decode(scorer.generate(question.tail, kAnswerTokens, complete));
+      const std::vector<int32_t> answer = scorer.generate(question.tail, kAnswerTokens, complete);
+      right = first_integer(tokenizer.decode(answer)) == value;
     }
     const double margin = gold_log_prob - best_other;
-    scores.values("accuracy").push_back(first_integer(answer) == value ? 1 : 0);
+    scores.values("accuracy").push_back(right ? 1 : 0);
     scores.values("margin").push_back(margin);
     scores.values("margin_positive").push_back(margin > 0 ? 1 : 0);
     scores.values("gold_log_prob").push_back(gold_log_prob);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <set>
 
@@ -144,7 +145,7 @@ TEST_CASE("kv-lookup scores a copying model as right and a stubborn one as wrong
   const std::string text = oscar_test::made_up_text(3000);
   const KvLookupOptions options = small_options();
   const auto copying = std::make_shared<CopyingScorer>();
-  const auto stubborn = std::make_shared<StubbornScorer>('7');
+  const auto stubborn = std::make_shared<StubbornScorer>('\n');
   const TaskScores scores =
       run_kv_lookup({{"copying", copying}, {"stubborn", stubborn}}, *tokenizer, text, options, {});
   CHECK(scores.task == "kv-lookup");
@@ -167,6 +168,28 @@ TEST_CASE("kv-lookup scores a copying model as right and a stubborn one as wrong
   const ArmTaskScores& bad = scores.arms[1];
   CHECK(bad.values("accuracy") == std::vector<double>(8, 0.0));
   CHECK_THROWS_AS(bad.values("absent"), Error);
+}
+
+TEST_CASE("an answer is generated only where the scores do not tell it") {
+  const auto tokenizer = oscar_test::byte_tokenizer();
+  const std::string text = oscar_test::made_up_text(3000);
+  const auto sevens = std::make_shared<StubbornScorer>('7');
+  // Writes "=123" where the list has " 123".
+  class Equals : public CopyingScorer {
+    int32_t next(const std::vector<int32_t>& ids) const override {
+      if (ids.back() == ':') return '=';
+      std::vector<int32_t> as_listed = ids;
+      std::replace(as_listed.begin(), as_listed.end(), int32_t{'='}, int32_t{' '});
+      return CopyingScorer::next(as_listed);
+    }
+  };
+  const auto equals = std::make_shared<Equals>();
+  const TaskScores scores = run_kv_lookup({{"sevens", sevens}, {"equals", equals}}, *tokenizer,
+                                          text, small_options(), {});
+  CHECK(scores.arms[0].values("accuracy") == std::vector<double>(8, 0.0));
+  CHECK(sevens->num_generated < 8);  // a 7 rules out most values at once
+  CHECK(scores.arms[1].values("accuracy") == std::vector<double>(8, 1.0));
+  CHECK(equals->num_generated == 8);
 }
 
 TEST_CASE("an answer that goes on with a digit is wrong") {
