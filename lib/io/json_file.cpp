@@ -11,8 +11,6 @@
 namespace oscar {
 namespace {
 
-constexpr size_t kMaxDepth = 64;
-
 // Builds the tree from parser events; returning false stops the parser, `problem` says why.
 class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
  public:
@@ -87,7 +85,7 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
     return add(std::move(value));
   }
   bool open(JsonValue::Kind kind) {
-    if (levels_.size() == kMaxDepth) return stop(cat("nested deeper than ", kMaxDepth));
+    if (levels_.size() == kMaxJsonDepth) return stop(cat("nested deeper than ", kMaxJsonDepth));
     levels_.emplace_back();
     levels_.back().value.kind = kind;
     return true;
@@ -124,6 +122,25 @@ const JsonValue* JsonValue::find(std::string_view key) const {
     if (name == key) return &value;
   }
   return nullptr;
+}
+
+void check_json_depth(std::string_view text, const std::string& where) {
+  size_t depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      OSCAR_CHECK(++depth <= kMaxJsonDepth, where, ": nested deeper than ", kMaxJsonDepth,
+                  " at byte ", i);
+    } else if ((c == ']' || c == '}') && depth > 0) {
+      --depth;
+    }
+  }
 }
 
 JsonValue parse_json(std::string_view text, const std::string& where) {

@@ -33,6 +33,11 @@ struct JsonValue {
 
 const char* to_string(JsonValue::Kind kind);
 
+inline constexpr size_t kMaxJsonDepth = 64;
+// Throws Error when arrays and objects nest deeper than kMaxJsonDepth: to be called before a text
+// goes to another JSON library, whose trees are walked recursively.
+void check_json_depth(std::string_view text, const std::string& where);
+
 // where: file name (and place) for messages. Throws Error with the byte offset for anything that is
 // not one strict JSON value, integers outside int64, nesting deeper than 64.
 JsonValue parse_json(std::string_view text, const std::string& where);

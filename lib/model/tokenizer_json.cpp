@@ -8,6 +8,8 @@
 #include <optional>
 
 #include "base/error.h"
+#include "io/json_file.h"
+#include "io/printable.h"
 #include "model/tokenizer_spec.h"
 
 namespace oscar {
@@ -31,7 +33,9 @@ std::string read_text(const fs::path& path) {
 json read_object(const fs::path& path) {
   json value;
   try {
-    value = json::parse(read_text(path));
+    const std::string text = read_text(path);
+    check_json_depth(text, path.string());
+    value = json::parse(text);
   } catch (const json::exception& error) {
     fail(path.string(), ": not valid JSON: ", error.what());
   }
@@ -114,8 +118,8 @@ bool reads_nfc(const Reader& reader, const json& root) {
   flatten(reader, *normalizer, "normalizers", 0, steps);
   for (const json* step : steps) {
     const std::string type = reader.string(*step, "type", "normalizer");
-    OSCAR_CHECK(type == "NFC", reader.file(), ": normalizer \"", type,
-                "\" is not supported (NFC or none)");
+    OSCAR_CHECK(type == "NFC", reader.file(), ": normalizer ", printable(type),
+                " is not supported (NFC or none)");
   }
   return !steps.empty();
 }
@@ -129,8 +133,8 @@ std::string split_pattern(const Reader& reader, const json& step) {
   const bool invert = reader.boolean(step, "invert", false, "pre_tokenizer.Split");
   // The known patterns match everything, so that removing the gaps changes nothing.
   OSCAR_CHECK((behavior == "Isolated" && !invert) || (behavior == "Removed" && invert),
-              reader.file(), ": pre_tokenizer Split with behavior \"", behavior, "\", invert ",
-              invert ? "true" : "false", " is not supported");
+              reader.file(), ": pre_tokenizer Split with behavior ", printable(behavior),
+              ", invert ", invert ? "true" : "false", " is not supported");
   return reader.string(*pattern, "Regex", "pre_tokenizer.Split.pattern");
 }
 
@@ -158,7 +162,8 @@ void read_pre_tokenizer(const Reader& reader, const json& root, TokenizerSpec& s
     for (const char* known : {"gpt-2", "qwen2", "llama-bpe"}) {
       if (pattern == pre_tokenizer_pattern(pre_tokenizer_of(known, reader.file()))) name = known;
     }
-    OSCAR_CHECK(!name.empty(), reader.file(), ": unknown pre_tokenizer pattern: ", pattern);
+    OSCAR_CHECK(!name.empty(), reader.file(),
+                ": unknown pre_tokenizer pattern: ", printable(pattern, 300));
   }
   OSCAR_CHECK(!name.empty(), reader.file(),
               ": unknown pre_tokenizer: ", pre_tokenizer->dump().substr(0, 300));
@@ -181,8 +186,8 @@ void read_vocabulary(const Reader& reader, const json& model, const json* added,
       spec.kinds.resize(index + 1, TokenKind::kUnused);
     }
     OSCAR_CHECK(spec.kinds[index] == TokenKind::kUnused || spec.tokens[index] == text,
-                reader.file(), ": id ", id, " belongs to \"", spec.tokens[index], "\" and \"", text,
-                "\"");
+                reader.file(), ": id ", id, " belongs to ", printable(spec.tokens[index]), " and ",
+                printable(text));
     spec.tokens[index] = text;
     spec.kinds[index] = kind;
   };
@@ -290,8 +295,8 @@ void read_side_files(const Reader& reader, const fs::path& folder, const json& r
   const std::optional<std::string> bos = template_bos(reader, root);
   if (bos) {
     spec.bos_id = id_of_content(spec, *bos);
-    OSCAR_CHECK(spec.bos_id >= 0, reader.file(), ": post_processor adds \"", *bos,
-                "\", which is not an added token");
+    OSCAR_CHECK(spec.bos_id >= 0, reader.file(), ": post_processor adds ", printable(*bos),
+                ", which is not an added token");
     spec.add_bos = true;
   }
   const fs::path config_path = folder / "tokenizer_config.json";

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "fuzz/mutate.h"
+#include "fuzz/outcome.h"
 #include "io/gguf.h"
 #include "io/json_file.h"
 #include "io/results.h"
@@ -16,28 +17,13 @@
 using namespace oscar;
 using oscar_test::Bytes;
 using oscar_test::Mutator;
+using oscar_test::Outcome;
 using oscar_test::TemporaryFolder;
 using oscar_test::TinyModel;
 
 namespace {
 
 constexpr double kMemoryLimitMib = 1024.0;  // the sanitizers' own needs included
-
-struct Outcome {
-  size_t accepted = 0, refused = 0;
-  // Runs the reader; anything but success or oscar::Error leaves this function and fails the test.
-  template <class Reader>
-  void run(Reader&& reader) {
-    try {
-      reader();
-      ++accepted;
-    } catch (const Error& error) {
-      REQUIRE(std::string_view(error.what()).size() > 5);
-      REQUIRE(std::string_view(error.what()).find('\n') == std::string_view::npos);
-      ++refused;
-    }
-  }
-};
 
 TinyModel small_model(const char* architecture, bool fused) {
   TinyModel model;

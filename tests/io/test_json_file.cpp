@@ -79,6 +79,15 @@ TEST_CASE("what is not one strict JSON value is refused", "[json]") {
   CHECK_THAT(refusal(std::string(65, '[') + std::string(65, ']')), Contains("nested deeper"));
 }
 
+TEST_CASE("the depth of a text is found without parsing it", "[json]") {
+  const std::string open(64, '['), close(64, ']');
+  CHECK_NOTHROW(check_json_depth(open + close + open + close, "x"));
+  CHECK_NOTHROW(check_json_depth("[\"" + open + "\\\"" + open + "\"]", "x"));
+  CHECK_THROWS_WITH(check_json_depth("{\"a\": " + open, "x.json"),
+                    "x.json: nested deeper than 64 at byte 69");
+  CHECK_NOTHROW(check_json_depth("]]}}\"", "x"));
+}
+
 TEST_CASE("JSON files are bounded", "[json]") {
   const TemporaryFolder folder;
   const std::string path = (folder / "x.json").string();
