@@ -12,19 +12,33 @@
 namespace oscar {
 namespace {
 
-constexpr size_t kTileTokens = 32;  // query tokens of one work item
+// Query tokens of one work item: scores, weights and sums of a group of 3 stay in the first-level
+// cache.
+constexpr size_t kTileTokens = 16;
 
-// Where the results of one query row go, and the quadratic form of its output.
-double output_weight(double a0, const double* a1, double a2, const float* o, const TensorD& w) {
-  const size_t dim = w.extent(0);
+// max(0, a2 - 2 a1 W o^T + a0 o W o^T), given W o^T.
+double output_weight(double a0, const double* a1, double a2, const float* o, const double* w_o,
+                     size_t dim) {
   double cross = 0.0, own = 0.0;
   for (size_t i = 0; i < dim; ++i) {
-    double w_o = 0.0;  // (W o^T)_i
-    for (size_t j = 0; j < dim; ++j) w_o += w.values[i * dim + j] * static_cast<double>(o[j]);
-    cross += a1[i] * w_o;
-    own += static_cast<double>(o[i]) * w_o;
+    cross += a1[i] * w_o[i];
+    own += static_cast<double>(o[i]) * w_o[i];
   }
   return std::max(0.0, a2 - 2.0 * cross + a0 * own);
+}
+
+// W o^T of query head `head` for tokens [first, first + count), [count, D].
+std::vector<double> projected_outputs(const LayerActivations& a, const HeadGeometry& geometry,
+                                      const TensorD& energy, size_t head, size_t first,
+                                      size_t count) {
+  const size_t dim = geometry.head_dim;
+  std::vector<double> outputs(count * dim), projected(count * dim);
+  for (size_t i = 0; i < count; ++i) {
+    const float* o = a.o + ((first + i) * geometry.num_heads + head) * dim;
+    for (size_t d = 0; d < dim; ++d) outputs[i * dim + d] = static_cast<double>(o[d]);
+  }
+  blas::multiply(outputs.data(), energy.data(), count, dim, dim, projected.data());
+  return projected;
 }
 
 // Keys and values of one KV head prepared for tiles: blocks of 64 keys counted from the sink.
@@ -35,12 +49,12 @@ struct PreparedHead {
   std::vector<float> values;
 };
 
-PreparedHead prepare_head(const LayerActivations& a, const HeadGeometry& geometry,
-                          const MetricOptions& options, const OutputEnergy* energy, size_t kv_head,
-                          size_t end) {
+// Reuses the memory of `head`: stale rows are finite and get the weight 0.
+void prepare_head(const LayerActivations& a, const HeadGeometry& geometry,
+                  const MetricOptions& options, const OutputEnergy* energy, size_t kv_head,
+                  size_t end, PreparedHead& head) {
   const size_t dim = geometry.head_dim, group = geometry.group_size();
   const size_t stride = geometry.num_kv_heads * dim;
-  PreparedHead head;
   head.num_keys = end - options.recent - options.sink;
   head.num_blocks = (head.num_keys + kKeyBlock - 1) / kKeyBlock;
   head.key_width = padded_width(dim);
@@ -52,9 +66,10 @@ PreparedHead prepare_head(const LayerActivations& a, const HeadGeometry& geometr
                       std::min(kKeyBlock, head.num_keys - b * kKeyBlock), dim,
                       head.key_panels.data() + b * head.key_width * kKeyBlock);
   });
-  if (!options.output) return head;
+  head.value_width = 0;
+  if (!options.output) return;
   head.value_width = padded_width(dim + group);
-  head.values.resize(head.num_blocks * kKeyBlock * head.value_width, 0.0F);
+  head.values.resize(head.num_blocks * kKeyBlock * head.value_width);
   const float* v = a.v + options.sink * stride + kv_head * dim;
   parallel_for(head.num_blocks, [&](size_t b) {
     const size_t first = b * kKeyBlock, count = std::min(kKeyBlock, head.num_keys - first);
@@ -69,7 +84,6 @@ PreparedHead prepare_head(const LayerActivations& a, const HeadGeometry& geometr
     for (size_t j = 0; j < count; ++j)
       std::copy_n(v + (first + j) * stride, dim, out + j * head.value_width);
   });
-  return head;
 }
 
 // Keys of the quantized range that the query at position t sees.
@@ -153,17 +167,22 @@ void tile_weights(const LayerActivations& a, const HeadGeometry& geometry,
   const size_t dim = geometry.head_dim, group = geometry.group_size();
   Tile tile(a, geometry, options, head, kv_head, first_token, num_tokens);
   tile.run();
+  for (size_t r = 0; r < tile.num_rows(); ++r) logit[r] = tile.sum(r);
+  if (!options.output) return;
   std::vector<double> a1(dim);
-  for (size_t r = 0; r < tile.num_rows(); ++r) {
-    logit[r] = tile.sum(r);
-    if (!options.output) continue;
-    const double correction = tile.correction(r);
-    const float* out = tile.out(r);
-    for (size_t d = 0; d < dim; ++d) a1[d] = static_cast<double>(out[d]) * correction;
-    const double a2 = static_cast<double>(out[dim + r % group]) * correction;
-    const size_t t = first_token + r / group, h = kv_head * group + r % group;
-    output[r] = output_weight(logit[r], a1.data(), a2, a.o + (t * geometry.num_heads + h) * dim,
-                              (*energy)[h]);
+  for (size_t g = 0; g < group; ++g) {
+    const size_t h = kv_head * group + g;
+    const std::vector<double> w_o =
+        projected_outputs(a, geometry, (*energy)[h], h, first_token, num_tokens);
+    for (size_t i = 0; i < num_tokens; ++i) {
+      const size_t r = i * group + g;
+      const double correction = tile.correction(r);
+      const float* out = tile.out(r);
+      for (size_t d = 0; d < dim; ++d) a1[d] = static_cast<double>(out[d]) * correction;
+      output[r] = output_weight(logit[r], a1.data(), static_cast<double>(out[dim + g]) * correction,
+                                a.o + ((first_token + i) * geometry.num_heads + h) * dim,
+                                w_o.data() + i * dim, dim);
+    }
   }
 }
 
@@ -205,8 +224,8 @@ void exact_weights(const LayerActivations& a, const HeadGeometry& geometry,
     }
     logit[g] = a0;
     if (options.output)
-      output[g] =
-          output_weight(a0, a1.data(), a2, a.o + (t * geometry.num_heads + h) * dim, (*energy)[h]);
+      output[g] = output_weight(a0, a1.data(), a2, a.o + (t * geometry.num_heads + h) * dim,
+                                projected_outputs(a, geometry, (*energy)[h], h, t, 1).data(), dim);
   }
 }
 
@@ -231,11 +250,13 @@ MetricWeights metric_weights(const LayerActivations& activations, const HeadGeom
     });
     return weights;
   }
-  const PreparedHead head = prepare_head(activations, geometry, options, energy, kv_head, end);
+  thread_local PreparedHead head;
+  prepare_head(activations, geometry, options, energy, kv_head, end, head);
+  const PreparedHead& prepared = head;  // thread_local names differ between threads
   const size_t num_tiles = (end - first + kTileTokens - 1) / kTileTokens;
   parallel_for(num_tiles, [&](size_t item) {
     const size_t t = first + (num_tiles - 1 - item) * kTileTokens;  // the longest rows first
-    tile_weights(activations, geometry, options, energy, head, kv_head, t,
+    tile_weights(activations, geometry, options, energy, prepared, kv_head, t,
                  std::min(kTileTokens, end - t), at(weights.logit, t), at(weights.output, t));
   });
   return weights;
