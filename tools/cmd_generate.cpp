@@ -36,9 +36,8 @@ std::string prompt_text(const GenerateCommand& options) {
   return text;
 }
 
-std::vector<int32_t> prompt_tokens(const GenerateCommand& options, const Tokenizer& tokenizer) {
-  OSCAR_CHECK(!(options.chat && options.raw), "generate: --chat and --raw exclude each other");
-  const std::string text = prompt_text(options);
+std::vector<int32_t> prompt_tokens(const GenerateCommand& options, const std::string& text,
+                                   const Tokenizer& tokenizer) {
   const bool templated = options.chat || !options.chat_template.empty() ||
                          (!options.raw && !tokenizer.chat_template().empty());
   std::vector<int32_t> ids;
@@ -57,8 +56,6 @@ std::vector<int32_t> prompt_tokens(const GenerateCommand& options, const Tokeniz
 }
 
 std::shared_ptr<const KvArm> load_arm(const GenerateCommand& options, const ModelWeights& weights) {
-  OSCAR_CHECK(options.mode == "exact" || options.mode == "serving",
-              "--mode: expected exact or serving, got ", options.mode);
   ArmOptions arm_options;
   arm_options.windows = {options.sink, options.recent,
                          options.mode == "serving" ? WindowMode::kServing : WindowMode::kExact};
@@ -125,8 +122,13 @@ void run_generate(const GenerateCommand& options) {
   const Progress progress = console_progress(options.quiet || options.json);
   const Compute compute = parse_compute(options.compute);
   check_compute_supported(compute);
+  check_sampling_options({options.temperature, options.top_k, options.top_p, options.seed});
+  OSCAR_CHECK(options.mode == "exact" || options.mode == "serving",
+              "--mode: expected exact or serving, got ", options.mode);
+  OSCAR_CHECK(!(options.chat && options.raw), "generate: --chat and --raw exclude each other");
+  const std::string text_of_prompt = prompt_text(options);
   const auto tokenizer = Tokenizer::load(options.model);
-  const std::vector<int32_t> prompt = prompt_tokens(options, *tokenizer);
+  const std::vector<int32_t> prompt = prompt_tokens(options, text_of_prompt, *tokenizer);
   const auto weights = std::make_shared<const ModelWeights>(load_weights(options.model));
   const auto arm = load_arm(options, *weights);
   Transformer model(weights, compute);
