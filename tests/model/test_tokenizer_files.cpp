@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "model/tokenizer.h"
 #include "tests/model/tokenizer_builder.h"
 #include "tests/support/paths.h"
@@ -149,6 +150,43 @@ TEST_CASE("malformed GGUF tokenizers are refused with file and entry") {
   out.write(path);
   CHECK(message_of([&] { Tokenizer::load(path); }).find("end-of-text id 70000") !=
         std::string::npos);
+}
+
+TEST_CASE("damaged tokenizer files give a tokenizer or an Error, nothing else") {
+  const TemporaryFolder folder;
+  const std::string json = small_tokenizer().json().dump();
+  const oscar_test::Bytes gguf = small_tokenizer().gguf().bytes();
+  Random random(23);
+  size_t refused = 0;
+  for (int round = 0; round < 400; ++round) {
+    const bool as_json = round % 2 == 0;
+    std::string bytes = as_json ? json : std::string(gguf.begin(), gguf.end());
+    for (uint64_t changes = 1 + random.below(4); changes > 0; --changes) {
+      const size_t position = random.below(bytes.size());
+      switch (random.below(3)) {
+        case 0:
+          bytes[position] = static_cast<char>(random.below(256));
+          break;
+        case 1:
+          bytes.erase(position, 1 + random.below(8));
+          break;
+        default:
+          bytes.insert(position, bytes.substr(random.below(bytes.size()), random.below(12)));
+      }
+    }
+    const std::string path = folder / (as_json ? "tokenizer.json" : "model.gguf");
+    oscar_test::write_file(path, bytes);
+    try {
+      const auto tokenizer = Tokenizer::load(path);
+      const auto ids = tokenizer->encode("abc <s>[x] aab 12's", true);
+      tokenizer->decode(ids);
+    } catch (const Error& error) {
+      ++refused;
+      CHECK(std::string(error.what()).find(path) != std::string::npos);
+    }
+  }
+  CHECK(refused > 100);
+  CHECK(refused < 400);
 }
 
 }  // namespace oscar
