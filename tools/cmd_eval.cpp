@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "eval/task_rows.h"
-#include "io/output_path.h"
+#include "io/atomic_file.h"
 #include "io/results.h"
 #include "report/arms_report.h"
 #include "report/html_report.h"
@@ -57,15 +57,6 @@ EvalRequest request_of(const EvalOptions& options) {
   request.labels = {
       {"tool", tool_version()}, {"device", device_name()}, {"command", command_line()}};
   return request;
-}
-
-void write_text(const std::string& text, const std::string& path) {
-  OutputPath output(path);
-  std::ofstream file(output.temporary(), std::ios::binary);
-  file << text;
-  file.close();
-  OSCAR_CHECK(!file.fail(), path, ": writing failed (folder missing or disk full?)");
-  output.commit();
 }
 
 // Before hours of work: can the results be written at all?
@@ -154,7 +145,7 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
   app.add_option("--recall-length", options.recall_length, "recall: tokens of a prompt")
       ->capture_default_str();
   app.add_option("--recall-contexts", options.recall_contexts,
-                 "recall: lists and passages (8 keys are asked of each list)")
+                 "recall: lists (8 keys are asked of each) and texts (2 passages in each)")
       ->capture_default_str();
   app.add_flag("--recall-chat", options.recall_chat, "recall: ask through the chat template");
   app.add_option("--chat-template", options.chat_template,
@@ -206,8 +197,10 @@ void run_eval(const EvalOptions& options) {
     throw;
   }
   if (!options.out.empty()) write_rows(rows, options.out);
-  if (!options.markdown.empty()) write_text(markdown_report(rows, session.notes), options.markdown);
-  if (!options.html.empty()) write_text(html_report(rows, "oscar compare"), options.html);
+  if (!options.markdown.empty())
+    write_file_atomically(options.markdown, markdown_report(rows, session.notes));
+  if (!options.html.empty())
+    write_file_atomically(options.html, html_report(rows, "oscar: cache arms compared"));
   if (!request.partial_path.empty()) {
     std::error_code ignored;
     std::filesystem::remove(request.partial_path, ignored);

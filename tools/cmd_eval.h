@@ -19,7 +19,7 @@ struct EvalOptions {
   std::string out, markdown, html;
   size_t length = 2048, windows = 8, sink = 64, recent = 256, prefill = 0;
   int group = 0, threads = 0;
-  size_t recall_length = 1024, recall_contexts = 8;
+  size_t recall_length = 1024, recall_contexts = 4;
   bool recall_chat = false;
   std::string chat_template;
   uint64_t seed = kBootstrapSeed;

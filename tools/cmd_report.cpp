@@ -1,12 +1,12 @@
+#include "tools/cmd_report.h"
+
 #include <fmt/format.h>
 
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "io/output_path.h"
+#include "io/atomic_file.h"
 #include "io/results.h"
 #include "report/arms_report.h"
 #include "report/html_report.h"
@@ -14,14 +14,6 @@
 #include "tools/commands.h"
 
 namespace oscar {
-namespace {
-
-struct ReportOptions {
-  std::vector<std::string> inputs;
-  std::string out, title = "oscar: cache arms compared";
-  bool markdown = false;
-};
-
 void run_report(const ReportOptions& options) {
   std::vector<ResultRow> rows;
   for (const std::string& path : options.inputs) {
@@ -38,16 +30,9 @@ void run_report(const ReportOptions& options) {
   }
   const std::string text =
       options.markdown ? markdown_report(rows, {}) : html_report(rows, options.title);
-  OutputPath output(options.out);
-  std::ofstream file(output.temporary(), std::ios::binary);
-  file << text;
-  file.close();
-  OSCAR_CHECK(!file.fail(), options.out, ": writing failed (folder missing or disk full?)");
-  output.commit();
+  write_file_atomically(options.out, text);
   fmt::print("{}\n", options.out);
 }
-
-}  // namespace
 
 void add_report(CLI::App& app) {
   auto options = std::make_shared<ReportOptions>();

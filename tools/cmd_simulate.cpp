@@ -1,3 +1,5 @@
+#include "tools/cmd_simulate.h"
+
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -21,15 +23,6 @@
 
 namespace oscar {
 namespace {
-
-struct SimulateCommand {
-  std::string capture, bundle, out;
-  std::vector<std::string> arms;
-  std::vector<int64_t> layers;
-  size_t sink = 64, recent = 256, sequences = 0, query_stride = 8, first_query = 0, worst = 10;
-  int group = 0, threads = 0;
-  bool json = false, quiet = false;
-};
 
 std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& command,
                                                     const CaptureInfo& info,
@@ -57,6 +50,8 @@ std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& comma
   }
   return arms;
 }
+
+}  // namespace
 
 void run_simulate(const SimulateCommand& command) {
   set_num_threads(command.threads);
@@ -91,8 +86,6 @@ void run_simulate(const SimulateCommand& command) {
   fmt::print("Worst {} for {}:\n{}", worst.num_rows(), command.arms.back(), worst.text());
   for (const std::string& note : notes) fmt::print("note: {}\n", note);
 }
-
-}  // namespace
 
 void add_simulate(CLI::App& app) {
   auto options = std::make_shared<SimulateCommand>();

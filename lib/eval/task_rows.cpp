@@ -144,6 +144,7 @@ std::vector<ResultRow> evaluate_recall(EvalSession& session, const RecallRequest
   RecallOptions recall;
   recall.length = request.length;
   recall.contexts = request.contexts;
+  recall.passages = request.passages;
   recall.style = style;
   recall.chat_template = request.chat_template;
   recall.seed = request.seed;

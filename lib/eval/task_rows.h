@@ -32,8 +32,9 @@ std::vector<ResultRow> task_rows(const TaskScores& scores, const TaskRowInfo& in
 
 struct RecallRequest {
   size_t length = 1024;  // tokens of a prompt with its answer
-  size_t contexts = 8;   // lists, and texts with a passage
+  size_t contexts = 4;   // lists, and texts with passages
   size_t questions = 8;  // keys asked of each list
+  size_t passages = 2;   // of each text
   bool chat = false;     // questions through the model's chat template
   std::string chat_template;
   uint64_t seed = 42;

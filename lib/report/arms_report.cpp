@@ -90,6 +90,16 @@ std::string heading(const CellRows& cell) {
   return text;
 }
 
+// With a single window there is no error over windows.
+bool has_row_errors(const CellRows& cell) {
+  return std::any_of(cell.rows.begin(), cell.rows.end(), [](const ResultRow& row) {
+    const auto found = row.labels.find("se_method");
+    return found != row.labels.end() && found->second == "rows";
+  });
+}
+constexpr const char* kRowErrors =
+    "one window: errors are over its rows, which are correlated (a lower bound)";
+
 constexpr const char* kLegend =
     "Errors are standard errors over windows. bits: INT2 rows | the cache of one window | at "
     "131072 "
@@ -233,6 +243,7 @@ std::string text_report(const std::vector<ResultRow>& rows) {
     text += heading(cell) + "\n" + arms_table(cell).text();
     const std::string weak = weak_columns(cell);
     if (!weak.empty()) text += cat("reference too weak: ", weak, "\n");
+    if (has_row_errors(cell)) text += cat(kRowErrors, "\n");
     const Table differences = difference_table(cell);
     if (differences.num_rows() > 0) text += cat("\n", differences.text());
     const Table buckets = bucket_table(cells, cell.cell);
@@ -252,6 +263,7 @@ std::string markdown_report(const std::vector<ResultRow>& rows,
     text += cat("## ", heading(cell), "\n\n", arms_table(cell).markdown(), "\n");
     const std::string weak = weak_columns(cell);
     if (!weak.empty()) text += cat("Reference too weak: ", weak, ".\n\n");
+    if (has_row_errors(cell)) text += cat("Note: ", kRowErrors, ".\n\n");
     const Table differences = difference_table(cell);
     if (differences.num_rows() > 0) text += differences.markdown() + "\n";
     const Table buckets = bucket_table(cells, cell.cell);

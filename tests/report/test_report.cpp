@@ -151,6 +151,9 @@ TEST_CASE("an arm that read nothing quantized says so") {
   rows[5].labels["status"] = "not quantized";
   rows[4].labels["status"] = "not quantized";
   CHECK_THAT(text_report(rows), Catch::Contains("not quantized"));
+  CHECK(text_report(rows).find("one window") == std::string::npos);
+  rows[0].labels["se_method"] = "rows";
+  CHECK_THAT(text_report(rows), Catch::Contains("one window"));
 }
 
 TEST_CASE("simulation tables: worst of the last arm first") {
