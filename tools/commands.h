@@ -16,5 +16,6 @@ void add_inspect(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_bench_cpu(CLI::App& app);
+void add_bench_kernels(CLI::App& app);
 
 }  // namespace oscar

@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   oscar::add_generate(app);
   oscar::add_tokenize(app);
   oscar::add_bench_cpu(app);
+  oscar::add_bench_kernels(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RequiredError& error) {

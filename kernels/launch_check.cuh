@@ -1,0 +1,20 @@
+// What every launcher checks: CUDA errors, device pointers, properties of the current device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace oscar {
+
+// Throws Error with CUDA's message; `what` names the operation.
+void check_cuda(cudaError_t status, const char* what);
+// The pointer must be non-null, aligned to `alignment` bytes and belong to the current device.
+void check_device_pointer(const void* pointer, size_t alignment, const char* op, const char* name);
+int device_multiprocessors();
+int device_shared_bytes();  // largest dynamic shared memory of a thread block
+
+}  // namespace oscar
