@@ -4,10 +4,13 @@
 
 #include "kernels/launch_check.cuh"
 #include "kernels/ptx.cuh"
+#include "kernels/row_select.cuh"
 #include "kernels/write_int2.h"
 
 namespace oscar {
 namespace {
+
+using namespace row_select;
 
 constexpr int kWarps = 8;          // four a record: keys and values, tokens 0-7 and 8-15
 constexpr int kHeadsPerBlock = 2;  // records of two KV heads
@@ -35,114 +38,30 @@ __device__ __forceinline__ void load_eight(const void* base, int64_t offset, flo
   }
 }
 
-// A row is spread over four lanes (a quad); these combine over it.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
+// A code as the low bits of a float 2^23 + code; sums of shifted ones carry a constant that is
+// taken off at the end. K packs even and odd dims into the halves of a word, V packs a run into 16
+// bits.
+constexpr uint32_t kCodeBase = 0x4B000000U;
+__host__ __device__ constexpr int pack_shift(bool key, int e) {
+  return key ? 16 * (e % 2) + 2 * (e / 2) : 2 * e;
 }
-__device__ __forceinline__ float quad_min(float x) { return -quad_max(-x); }
-__device__ __forceinline__ int quad_sum(int x) {
-  x += __shfl_xor_sync(~0U, x, 1);
-  return x + __shfl_xor_sync(~0U, x, 2);
+__host__ __device__ constexpr uint32_t pack_base(bool key) {
+  uint32_t sum = 0;
+  for (int e = 0; e < 8; ++e) sum += kCodeBase << pack_shift(key, e);
+  return sum;
 }
-
-// The rank-th largest |x| of the quad's row, exactly, without a sort. The upper 16 bits of |x| are
-// bf16 keys in the same order: two keys a register, compared and counted two at a time. A bisection
-// over keys stops when exactly `rank` elements are at or above the bound (their minimum is the
-// answer) or the bound's key is settled (then the key's few elements are gone through).
-template <int N>
-__device__ __forceinline__ float kth_largest(const float (&x)[N], int rank) {
-  __nv_bfloat162 keys[N / 2];
+template <bool kKey>
+__device__ __forceinline__ uint32_t pack_eight(const uint32_t* codes) {
+  uint32_t word = 0U - pack_base(kKey);
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    const uint32_t packed =
-        __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]), 0x7632) & 0x7fff7fffU;
-    keys[i] = *reinterpret_cast<const __nv_bfloat162*>(&packed);
-  }
-  const auto count_from = [&](int bound) {
-    const uint32_t both = static_cast<uint32_t>(bound) * 0x00010001U;
-    const __nv_bfloat162 threshold = *reinterpret_cast<const __nv_bfloat162*>(&both);
-    __nv_bfloat162 sum = __float2bfloat162_rn(0.0F);
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) sum = __hadd2(sum, __hge2(keys[i], threshold));
-    return quad_sum(static_cast<int>(__low2float(sum) + __high2float(sum)));
-  };
-  float largest = 0.0F;
-#pragma unroll
-  for (int i = 0; i < N; ++i) largest = fmaxf(largest, fabsf(x[i]));
-  largest = quad_max(largest);
-  int high = static_cast<int>(__float_as_uint(largest) >> 16) + 1;  // nothing is at or above it
-  int low = 0;                                                      // everything is
-  int below_high = 0;                                               // elements at or above `high`
-  int at_low = 4 * N;
-  int probe = max(high - 128, 1);  // an octave below the largest: where clip thresholds are
-  while (true) {
-    const bool open = high - low > 1 && at_low != rank;
-    if (!__any_sync(~0U, open)) break;
-    const int count = count_from(probe);
-    if (open) {
-      if (count >= rank) {
-        low = probe;
-        at_low = count;
-      } else {
-        high = probe;
-        below_high = count;
-      }
-    }
-    probe = (low + high) / 2;
-  }
-  // Elements with key in [low, high): the answer is the (rank - below_high)-th largest of them.
-  const float floor_value = __uint_as_float(static_cast<uint32_t>(low) << 16);
-  if (__all_sync(~0U, at_low == rank)) {
-    float least = INFINITY;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float a = fabsf(x[i]);
-      least = a >= floor_value ? fminf(least, a) : least;
-    }
-    return quad_min(least);
-  }
-  int left = rank - below_high;
-  float previous = __uint_as_float(static_cast<uint32_t>(high) << 16);
-  float answer = 0.0F;
-  bool found = false;
-  while (__any_sync(~0U, !found)) {
-    float next = -1.0F;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float a = fabsf(x[i]);
-      next = a < previous ? fmaxf(next, a) : next;
-    }
-    next = quad_max(next);
-    int equal = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) equal += fabsf(x[i]) == next ? 1 : 0;
-    equal = quad_sum(equal);
-    if (!found) {
-      left -= equal;
-      previous = next;
-      if (left <= 0) {
-        found = true;
-        answer = next;
-      }
-    }
-  }
-  return answer;
-}
-
-// Two bits a dim of eight consecutive dims, `step` bits apart pairwise: K packs even and odd dims
-// into the halves of a word, V packs a run into 16 bits.
-__device__ __forceinline__ uint32_t pack_k(const uint32_t* codes) {
-  uint32_t word = 0;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) word += codes[e] << (16 * (e % 2) + 2 * (e / 2));
+  for (int e = 0; e < 8; ++e) word += codes[e] * (1U << pack_shift(kKey, e));
   return word;
+}
+__device__ __forceinline__ uint32_t pack_k(const uint32_t* codes) {
+  return pack_eight<true>(codes);
 }
 __device__ __forceinline__ uint32_t pack_v(const uint32_t* codes) {
-  uint32_t word = 0;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) word += codes[e] << (2 * e);
-  return word;
+  return pack_eight<false>(codes);
 }
 
 // Codes [D / 4] of the quad lane t of token `token` (0-15) into a record in shared memory.
@@ -183,20 +102,153 @@ __device__ __forceinline__ void place_codes(uint8_t* record, bool key, int token
   }
 }
 
+// The clipped range of a row; refused: not finite.
+struct RowRange {
+  float low, high;
+  bool refused;
+};
+
+// This lane's part of a bf16 row, and the row's range after the clip to the rank-th largest
+// magnitude (rank 0: no clip). Rows that are not `present` or refused read as zeros.
+template <int D>
+__device__ __forceinline__ RowRange load_bf16_row(const uint16_t* input, bool present, int rank,
+                                                  float (&x)[D / 4]) {
+  uint32_t pairs[D / 8];
+#pragma unroll
+  for (int block = 0; block < D / 32; ++block) {
+    const uint4 a = present ? ptx::load_streaming(input + 32 * block) : make_uint4(0, 0, 0, 0);
+    pairs[4 * block] = a.x, pairs[4 * block + 1] = a.y;
+    pairs[4 * block + 2] = a.z, pairs[4 * block + 3] = a.w;
+  }
+  const auto pair_of = [&](int i) { return *reinterpret_cast<const __nv_bfloat162*>(&pairs[i]); };
+  __nv_bfloat162 least = pair_of(0), most = pair_of(0);
+#pragma unroll
+  for (int i = 1; i < D / 8; ++i) {
+    least = __hmin2_nan(least, pair_of(i));
+    most = __hmax2_nan(most, pair_of(i));
+  }
+  const float2 lows = __bfloat1622float2(least), highs = __bfloat1622float2(most);
+  // Differences of ends that are not finite are not finite; fmin and fmax alone would drop a NaN.
+  const float ends = (lows.x - highs.x) + (lows.y - highs.y);
+  RowRange row;
+  row.refused = quad_sum(isfinite(ends) ? 0 : 1) != 0;
+  row.low = quad_min(fminf(lows.x, lows.y));
+  row.high = quad_max(fmaxf(highs.x, highs.y));
+  if (row.refused) {
+    row.low = row.high = 0.0F;
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i) pairs[i] = 0;
+  }
+  if (rank > 0) {
+    const uint32_t top = __float_as_uint(fmaxf(-row.low, row.high)) >> 16;
+    const float threshold = kth_largest_bf16(pairs, static_cast<int>(top & 0x7fffU), rank);
+    row.low = fmaxf(row.low, -threshold);
+    row.high = fminf(row.high, threshold);
+  }
+#pragma unroll
+  for (int i = 0; i < D / 8; ++i) {
+    x[2 * i] = ptx::bf16_low(pairs[i]);
+    x[2 * i + 1] = ptx::bf16_high(pairs[i]);
+  }
+  return row;
+}
+
+// The same for any input type, centred. mean: this lane's part, may be null.
+template <int D, ElementType kType>
+__device__ __forceinline__ RowRange load_row(const void* input, int64_t offset, bool present,
+                                             const float* mean, int rank, float (&x)[D / 4]) {
+#pragma unroll
+  for (int i = 0; i < D / 4; ++i) x[i] = 0.0F;
+  if (present) {
+#pragma unroll
+    for (int block = 0; block < D / 32; ++block)
+      load_eight<kType>(input, offset + 32 * block, x + 8 * block);
+    if (mean != nullptr) {
+#pragma unroll
+      for (int i = 0; i < D / 4; ++i) x[i] -= __ldg(mean + 32 * (i / 8) + i % 8);
+    }
+  }
+  float finite = 0.0F;
+  RowRange row{x[0], x[0], false};
+#pragma unroll
+  for (int i = 0; i < D / 4; ++i) {
+    row.low = fminf(row.low, x[i]);
+    row.high = fmaxf(row.high, x[i]);
+    finite = fmaf(x[i], 0.0F, finite);  // NaN as soon as one element is not finite
+  }
+  row.low = quad_min(row.low);
+  row.high = quad_max(row.high);
+  row.refused = quad_sum(finite == 0.0F ? 0 : 1) != 0;
+  if (row.refused) {
+    row.low = row.high = 0.0F;
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) x[i] = 0.0F;
+  }
+  if (rank > 0) {
+    const float threshold = kth_largest(x, rank);
+    row.low = fmaxf(row.low, -threshold);
+    row.high = fminf(row.high, threshold);
+  }
+  return row;
+}
+
+// Quantizes a row and puts codes and metadata into a record in shared memory.
+template <int D>
+__device__ __forceinline__ void encode_row(uint8_t* record, bool key, int record_token, int t,
+                                           bool present, const RowRange& row,
+                                           const float (&x)[D / 4], WriteCounters* counters) {
+  bool refused = row.refused;
+  const float range = row.high - row.low;
+  const float scale = __fdiv_rn(fmaxf(range, 1e-8F), 3.0F);
+  __half stored_scale = __float2half_rn(scale), stored_min = __float2half_rn(row.low);
+  if (__hisinf(stored_scale) != 0 || __hisinf(stored_min) != 0) {
+    refused = true;
+    stored_scale = __float2half_rn(1.0F);
+    stored_min = __float2half_rn(0.0F);
+  }
+  const bool constant = range == 0.0F || __heq(stored_scale, __float2half_rn(0.0F));
+  if (constant) stored_scale = __float2half_rn(1.0F);
+  // Quarter units: the saturation to [0, 1] clamps below, the clamp of x above. All operations but
+  // the last round to nearest, the last one rounds down onto integers.
+  const float quarter = constant || refused ? 0.0F : 0.25F * __fdiv_rn(1.0F, scale);
+  uint32_t codes[D / 4];
+#pragma unroll
+  for (int i = 0; i < D / 4; ++i) {
+    const float level = __saturatef(fmaf(fminf(x[i], row.high) - row.low, quarter, 0.125F));
+    codes[i] = __float_as_uint(__fmaf_rd(level, 4.0F, 8388608.0F));
+  }
+  if (!present) return;
+  place_codes<D>(record, key, record_token, t, codes);
+  if (t != 0) return;
+  const __half2 pair = __halves2half2(stored_scale, stored_min);
+  const KvSide side = key ? KvSide::kKey : KvSide::kValue;
+  *reinterpret_cast<__half2*>(record + record_meta_offset(D, side, record_token)) = pair;
+  if (refused) {
+    atomicAdd(&counters->refused_rows, 1ULL);
+  } else if (constant) {
+    atomicAdd(&counters->constant_rows, 1ULL);
+  }
+}
+
+// Last job with first_tile <= tile: the warp narrows the range 32-fold a step.
+__device__ __forceinline__ int find_job(const WriteParams& p, int tile) {
+  const int lane = threadIdx.x % 32;
+  int begin = 0, count = p.num_jobs;
+  while (count > 1) {
+    const int step = (count + 31) / 32, at = begin + lane * step;
+    const bool before = lane * step < count && p.jobs[at].first_tile <= tile;
+    const int last = 31 - __clz(__ballot_sync(~0U, before));
+    const int end = begin + count;
+    begin += last * step;
+    count = min(step, end - begin);
+  }
+  return begin;
+}
+
 template <int D, ElementType kType>
 __global__ void __launch_bounds__(32 * kWarps) write_rtn_kernel(const WriteParams p) {
   __shared__ __align__(16) uint8_t records[kHeadsPerBlock][record_bytes(D)];
-  __shared__ int job_index;
-  if (threadIdx.x == 0) {  // last job with first_tile <= tile
-    int low = 0, high = p.num_jobs;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (p.jobs[middle].first_tile <= static_cast<int>(blockIdx.x) ? low : high) = middle;
-    }
-    job_index = low;
-  }
-  __syncthreads();
-  const WriteJob job = p.jobs[job_index];
+  const WriteJob job = p.jobs[find_job(p, static_cast<int>(blockIdx.x))];
   const int tile = static_cast<int>(blockIdx.x) - job.first_tile + job.first_token / kRecordTokens;
   const int tile_token = tile * kRecordTokens;
   const int job_end = job.first_token + job.num_tokens;
@@ -226,73 +278,18 @@ __global__ void __launch_bounds__(32 * kWarps) write_rtn_kernel(const WriteParam
   const int token = tile_token + record_token;
   const bool mine = head < p.num_kv_heads && token >= job.first_token && token < job_end;
   const WriteSide side = p.sides[2 * job.side_pair + (key ? 0 : 1)];
-  float x[D / 4];
-#pragma unroll
-  for (int i = 0; i < D / 4; ++i) x[i] = 0.0F;
-  if (mine) {
+  if (__any_sync(~0U, mine)) {
     const int64_t offset =
         (token - job.first_token) * p.token_stride + head * p.head_stride + 8 * t;
-#pragma unroll
-    for (int block = 0; block < D / 32; ++block)
-      load_eight<kType>(key ? job.k : job.v, offset + 32 * block, x + 8 * block);
-    if (side.mean != nullptr) {
-#pragma unroll
-      for (int i = 0; i < D / 4; ++i)
-        x[i] -= __ldg(side.mean + head * D + 32 * (i / 8) + 8 * t + i % 8);
-    }
-  }
-  float low = x[0], high = x[0], finite = 0.0F;
-#pragma unroll
-  for (int i = 0; i < D / 4; ++i) {
-    low = fminf(low, x[i]);
-    high = fmaxf(high, x[i]);
-    finite = fmaf(x[i], 0.0F, finite);  // NaN as soon as one element is not finite
-  }
-  low = quad_min(low);
-  high = quad_max(high);
-  bool refused = __shfl_xor_sync(~0U, finite, 1) != 0.0F || finite != 0.0F;
-  refused = __shfl_xor_sync(~0U, static_cast<int>(refused), 2) != 0 || refused;
-  if (refused) {
-    low = high = 0.0F;
-#pragma unroll
-    for (int i = 0; i < D / 4; ++i) x[i] = 0.0F;
-  }
-  if (side.clip_index >= 0) {
-    const float threshold = kth_largest(x, D - side.clip_index);
-    low = fmaxf(low, -threshold);
-    high = fminf(high, threshold);
-  }
-  // Clamping the row is not needed: what lies beyond [low, high] gets the end codes.
-  const float range = high - low;
-  const float scale = __fdiv_rn(fmaxf(range, 1e-8F), 3.0F);
-  __half stored_scale = __float2half_rn(scale), stored_min = __float2half_rn(low);
-  if (__hisinf(stored_scale) != 0 || __hisinf(stored_min) != 0) {
-    refused = true;
-    stored_scale = __float2half_rn(1.0F);
-    stored_min = __float2half_rn(0.0F);
-  }
-  const bool constant = range == 0.0F || __heq(stored_scale, __float2half_rn(0.0F));
-  if (constant) stored_scale = __float2half_rn(1.0F);
-  const float inverse = constant || refused ? 0.0F : __fdiv_rn(1.0F, scale);
-  uint32_t codes[D / 4];
-#pragma unroll
-  for (int i = 0; i < D / 4; ++i) {
-    const float level = fminf(fmaxf(fmaf(x[i] - low, inverse, 0.5F), 0.0F), 3.5F);
-    codes[i] = __float_as_uint(__fadd_rd(level, 8388608.0F)) & 3U;  // floor
-  }
-  if (mine) {
-    uint8_t* record = records[warp / 4];
-    place_codes<D>(record, key, record_token, t, codes);
-    if (t == 0) {
-      const __half2 pair = __halves2half2(stored_scale, stored_min);
-      const KvSide kv_side = key ? KvSide::kKey : KvSide::kValue;
-      *reinterpret_cast<__half2*>(record + record_meta_offset(D, kv_side, record_token)) = pair;
-      if (refused) {
-        atomicAdd(&p.counters->refused_rows, 1ULL);
-      } else if (constant) {
-        atomicAdd(&p.counters->constant_rows, 1ULL);
-      }
-    }
+    const float* mean = side.mean != nullptr ? side.mean + head * D + 8 * t : nullptr;
+    const void* input = key ? job.k : job.v;
+    const int rank = side.clip_index >= 0 ? D - side.clip_index : 0;
+    float x[D / 4];
+    const RowRange row =
+        kType == ElementType::kBf16 && mean == nullptr
+            ? load_bf16_row<D>(static_cast<const uint16_t*>(input) + offset, mine, rank, x)
+            : load_row<D, kType>(input, offset, mine, mean, rank, x);
+    encode_row<D>(records[warp / 4], key, record_token, t, mine, row, x, p.counters);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < kHeadsPerBlock * kQuads; i += 32 * kWarps) {
