@@ -217,8 +217,7 @@ TEST_CASE("write: every clip rank, ties and no clip", "[gpu][write]") {
   }
 }
 
-TEST_CASE("write: flushes of a few tokens keep the rest of the record",
-          "[gpu][write][sanitize]") {
+TEST_CASE("write: flushes of a few tokens keep the rest of the record", "[gpu][write][sanitize]") {
   if (!has_gpu()) return;
   for (const int head_dim : {64, 96, 128}) {
     WriteCase c;
