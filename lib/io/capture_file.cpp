@@ -57,10 +57,9 @@ struct CaptureWriter::State {
   bool in_sequence = false;
   std::vector<uint16_t> bf16_rows;
 
-  // A file of ours with no whole sequence yet; complete before it gets the name .part.
-  static Hdf5File create(const std::string& part_path, const CaptureInfo& info) {
-    const std::string fresh = part_path + ".new";
-    Hdf5File file = Hdf5File::create(fresh);
+  // A file of ours with no sequence yet.
+  static Hdf5File create(const std::string& path, const CaptureInfo& info) {
+    Hdf5File file = Hdf5File::create(path);
     write_capture_info(file, info);
     file.create_group("/layers");
     file.create_growing("/token_ids", Hdf5Type::kInt32, {}, 4096);
@@ -69,52 +68,8 @@ struct CaptureWriter::State {
     const int64_t zero = 0;
     file.set_rows("/sequence_offsets", 1);
     file.write_rows("/sequence_offsets", 0, 1, &zero);
-    file.close();
-    std::filesystem::rename(fresh, part_path);
-    return Hdf5File::open_write(part_path);
-  }
-
-  static Hdf5File create_or_resume(const std::string& part_path, const CaptureInfo& info) {
-    if (!std::filesystem::exists(part_path)) return create(part_path, info);
-    Hdf5File file = [&] {
-      try {
-        return Hdf5File::open_write(part_path);
-      } catch (const Error& error) {
-        fail("cannot resume an unfinished capture: ", error.what(), "; delete it to start again");
-      }
-    }();
-    const std::string difference = first_difference(read_capture_info(file), info);
-    OSCAR_CHECK(difference.empty(), part_path, ": an unfinished capture with another ", difference,
-                "; finish it with the same options or delete it");
-    if (file.int_attribute("/", "sequences_complete") > 0) return file;
-    file.close();
-    return create(part_path, info);
-  }
-
-  // Drops the rows of a sequence that was not finished.
-  void drop_unfinished_rows() {
-    num_sequences = static_cast<size_t>(file.int_attribute("/", "sequences_complete"));
-    const Shape offsets_shape = file.checked_shape("/sequence_offsets", Hdf5Type::kInt64, 1);
-    OSCAR_CHECK(offsets_shape[0] > num_sequences, part_path, ": sequence_offsets has ",
-                offsets_shape[0], " entries for ", num_sequences, " sequences");
-    int64_t end = 0;
-    file.read_rows("/sequence_offsets", num_sequences, 1, &end);
-    tokens_done = static_cast<size_t>(end);
-    for (const int64_t id : layer_ids(file)) layers.insert(id);
-    std::vector<std::string> growing{"/token_ids", "/positions"};
-    for (const int64_t id : layers)
-      for (const CaptureTensor tensor : kCaptureTensors)
-        if (tensor != CaptureTensor::kO || info.has_outputs)
-          growing.push_back(capture_dataset(id, tensor));
-    for (const std::string& name : growing) {
-      const Shape rows = file.shape(name);
-      OSCAR_CHECK(!rows.empty() && rows[0] >= tokens_done, part_path, ": ", name, " holds ",
-                  rows.empty() ? 0 : rows[0], " tokens, expected at least ", tokens_done);
-      if (rows[0] != tokens_done) file.set_rows(name, tokens_done);
-    }
-    if (offsets_shape[0] != num_sequences + 1)
-      file.set_rows("/sequence_offsets", num_sequences + 1);
     file.flush();
+    return file;
   }
 
   void check_finite(int64_t layer, CaptureTensor tensor, const float* values, size_t row) const {
@@ -149,18 +104,62 @@ struct CaptureWriter::State {
   }
 };
 
+namespace {
+
+// The unfinished capture at part_path, or null when there is none worth continuing.
+std::unique_ptr<CaptureReader> open_unfinished(const std::string& part_path,
+                                               const CaptureInfo& info) {
+  if (!std::filesystem::exists(part_path)) return nullptr;
+  try {
+    const Hdf5File file = Hdf5File::open(part_path);
+    const std::string difference = first_difference(read_capture_info(file), info);
+    OSCAR_CHECK(difference.empty(), "it was made with another ", difference);
+    if (file.int_attribute("/", "sequences_complete") == 0) return nullptr;
+    return std::make_unique<CaptureReader>(part_path);
+  } catch (const Error& error) {
+    fail(part_path, ": cannot continue this unfinished capture: ", error.what(),
+         "; use the same options or delete it");
+  }
+}
+
+}  // namespace
+
+// What was whole is copied into a fresh file: a process that was killed while it flushed may have
+// left index entries behind that nothing describes, so the old file is read but never written
+// again.
 CaptureWriter::CaptureWriter(const std::string& path, const CaptureInfo& info) {
   check_capture_geometry(info, path);
-  const std::string part = path + ".part";
+  const std::string part = path + ".part", fresh = part + ".new";
+  const std::unique_ptr<CaptureReader> unfinished = open_unfinished(part, info);
   state_.reset(new State{.final_path = path,
                          .part_path = part,
                          .info = info,
-                         .file = State::create_or_resume(part, info),
+                         .file = State::create(fresh, info),
                          .layers = {},
                          .layers_appended = {},
                          .sequence_tokens = {},
                          .bf16_rows = {}});
-  state_->drop_unfinished_rows();
+  if (unfinished != nullptr) copy_sequences(*unfinished);
+  std::filesystem::rename(fresh, part);
+}
+
+void CaptureWriter::copy_sequences(const CaptureReader& source) {
+  const auto& offsets = source.sequence_offsets();
+  const auto& ids = source.token_ids();
+  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+    const int64_t begin = offsets[s], end = offsets[s + 1];
+    begin_sequence({ids.begin() + begin, ids.begin() + end});
+    for (const int64_t layer : source.layers()) {
+      const auto rows = [&](CaptureTensor tensor) {
+        return source.read(layer, tensor, begin, end);
+      };
+      const std::vector<float> o =
+          state_->info.has_outputs ? rows(CaptureTensor::kO) : std::vector<float>{};
+      append(layer, rows(CaptureTensor::kQ).data(), rows(CaptureTensor::kK).data(),
+             rows(CaptureTensor::kV).data(), state_->info.has_outputs ? o.data() : nullptr);
+    }
+    end_sequence();
+  }
 }
 
 CaptureWriter::~CaptureWriter() = default;

@@ -29,9 +29,12 @@ struct CaptureInfo {
   bool has_outputs = false;
 };
 
+class CaptureReader;
+
 // Appends sequences; resumable: opening an unfinished file of the same provenance continues after
-// its last whole sequence. The unfinished file is flushed after each sequence and can be read under
-// its own name (<path>.part), also after the process was killed.
+// its last whole sequence (the whole ones are copied to a fresh file first). The unfinished file is
+// flushed after each sequence and can be read under its own name (<path>.part), also after the
+// process was killed.
 class CaptureWriter {
  public:
   // Writes to `path` + ".part" until finish() renames it. Throws Error when an existing .part was
@@ -50,6 +53,7 @@ class CaptureWriter {
   void finish();
 
  private:
+  void copy_sequences(const CaptureReader& source);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -70,6 +70,19 @@ Hdf5Handle uncached_access() {
   return access;
 }
 
+// Metadata reaches the file only by flush(): between two flushes the file stays as the last one
+// left it, whatever happens to the process.
+void keep_metadata_until_flush(hid_t file) {
+  H5AC_cache_config_t config;
+  config.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+  if (H5Fget_mdc_config(file, &config) < 0) return;
+  config.incr_mode = H5C_incr__off;
+  config.flash_incr_mode = H5C_flash_incr__off;
+  config.decr_mode = H5C_decr__off;
+  config.evictions_enabled = 0;
+  H5Fset_mdc_config(file, &config);
+}
+
 std::vector<hsize_t> to_extents(const Shape& shape) { return {shape.begin(), shape.end()}; }
 
 }  // namespace
@@ -78,6 +91,13 @@ std::string hdf5_reason() {
   std::string text;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
   std::replace(text.begin(), text.end(), '\n', ' ');
+  // A failed system call is reported with addresses and times; only its reason is of use.
+  const std::string marker = "error message = '";
+  const size_t at = text.find(marker);
+  if (at != std::string::npos) {
+    const size_t begin = at + marker.size();
+    text = text.substr(begin, text.find('\'', begin) - begin);
+  }
   return text.empty() ? text : " (HDF5: " + text + ")";
 }
 
@@ -170,6 +190,7 @@ Hdf5File Hdf5File::create(const std::string& path) {
   state->file =
       Hdf5Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, properties.get(), H5P_DEFAULT), H5Fclose);
   state->check(state->file.valid(), "cannot create the file");
+  keep_metadata_until_flush(state->file.get());
   return Hdf5File(std::move(state));
 }
 
@@ -196,6 +217,7 @@ Hdf5File Hdf5File::open_write(const std::string& path) {
   auto state = std::make_unique<State>();
   state->path = path;
   state->file = Hdf5Handle(open_existing(path, H5F_ACC_RDWR), H5Fclose);
+  keep_metadata_until_flush(state->file.get());
   return Hdf5File(std::move(state));
 }
 
