@@ -38,6 +38,32 @@ void add_provenance(Json& document, const Info& info) {
   document["rope_theta"] = info.rope_theta;
 }
 
+// The contest of a layer, one row a side and head: the attention-output error of every candidate.
+void add_contest(Json& table, int64_t layer, const Json& held_out) {
+  if (!held_out.is_object() || !held_out.contains("attention_output")) return;
+  const Json& sides = held_out["attention_output"];
+  if (!sides.is_object()) return;
+  for (const auto& [side, heads] : sides.items()) {
+    if (!heads.is_array()) continue;
+    for (size_t head = 0; head < heads.size(); ++head) {
+      const Json& entry = heads[head];
+      if (!entry.is_object() || !entry.contains("candidates")) continue;
+      Json row = {{"layer", layer}, {"side", side}, {"head", head}};
+      for (const char* name : {"chosen", "centered_recipe"}) {
+        if (entry.contains(name)) row[name] = entry[name];
+      }
+      for (const Json& candidate : entry["candidates"]) {
+        if (!candidate.is_object() || !candidate.contains("form") || !candidate.contains("error") ||
+            !candidate["form"].is_string()) {
+          continue;
+        }
+        row[candidate["form"].get<std::string>()] = candidate["error"];
+      }
+      table.push_back(std::move(row));
+    }
+  }
+}
+
 std::string describe_capture(const std::string& path) {
   const CaptureReader capture(path);
   const CaptureInfo& info = capture.info();
@@ -92,7 +118,7 @@ std::string describe_bundle(const std::string& path) {
   document["approximate"] = info.approximate;
   document["options"] = embedded(info.options_json);
   Json tensors = Json::array(), clips = Json::array(), policies = Json::array(),
-       held_out = Json::array();
+       held_out = Json::array(), contest = Json::array();
   for (const auto& [id, layer] : bundle.layers) {
     const auto add = [&, layer_id = id](const char* name, const auto& tensor, const char* type) {
       if (tensor.empty()) return;
@@ -124,10 +150,12 @@ std::string describe_bundle(const std::string& path) {
     };
     add_json(policies, layer.policy_json);
     add_json(held_out, layer.held_out_json);
+    add_contest(contest, id, embedded(layer.held_out_json));
   }
   document["clip"] = std::move(clips);
   document["policy"] = std::move(policies);
   document["held_out"] = std::move(held_out);
+  if (!contest.empty()) document["contest"] = std::move(contest);
   document["tensors"] = std::move(tensors);
   return dump(document);
 }

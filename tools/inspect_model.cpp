@@ -198,8 +198,7 @@ std::string describe_model_folder(const std::string& folder, bool hash) {
   const auto weights = SafeTensors::open_folder(folder);
   std::string others;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
-    if (std::filesystem::exists(root / name))
-      others += cat(others.empty() ? "" : " ", name);
+    if (std::filesystem::exists(root / name)) others += cat(others.empty() ? "" : " ", name);
   }
   document["other_files"] = others;
   document["files"] = files_json(weights->files());

@@ -34,14 +34,15 @@ bool is_table(const Json& value) {
   return value.is_array() && !value.empty() && value[0].is_object();
 }
 
-// Nested objects become dotted columns; lists longer than a shape are left to the JSON form.
+// Nested objects become dotted columns; lists of objects and lists longer than a shape are left to
+// the JSON form.
 void flatten(const Json& object, const std::string& prefix, Cells& cells) {
   for (const auto& [name, value] : object.items()) {
     if (value.is_object()) {
       flatten(value, prefix + name + ".", cells);
     } else if (!value.is_array()) {
       cells.emplace_back(prefix + name, text_of(value));
-    } else if (value.size() <= 4 && !name.ends_with("_per_head")) {
+    } else if (value.size() <= 4 && !is_table(value) && !name.ends_with("_per_head")) {
       cells.emplace_back(prefix + name, text_of(value));
     }
   }

@@ -25,6 +25,9 @@ expect 1 "nonsense" nonsense
 for command in $("$oscar" --help | sed -n '/^Subcommands:/,$s/^  \([a-z]*\) .*/\1/p'); do
   expect 0 "xample" "$command" --help
 done
+expect 1 "absent.gguf: no such file" inspect "$folder/absent.gguf"
+printf 'hello' > "$folder/notes.txt"
+expect 1 "notes.txt: not a capture" inspect "$folder/notes.txt"
 
 [ "$failures" = 0 ] && echo "cli: ok"
 [ "$failures" = 0 ]

@@ -157,6 +157,38 @@ TEST_CASE("a bundle: tensors, policy and held-out numbers of its layers", "[insp
   CHECK_THAT(shown, !Contains("calibrated_per_head"));
 }
 
+TEST_CASE("the contest of a bundle: one row a side and head", "[inspect]") {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "b.h5").string();
+  Bundle bundle;
+  bundle.info.recipe = "best";
+  bundle.info.head_dim = bundle.info.value_head_dim = 4;
+  bundle.info.num_layers = 1;
+  bundle.info.num_heads = 2;
+  bundle.info.num_kv_heads = 2;
+  bundle.info.rope_theta = 1e4;
+  BundleLayer layer;
+  layer.held_out_json =
+      R"({"attention_output": {"k": [
+            {"chosen": "shared", "candidates": [{"form": "shared", "error": 0.25},
+                                                {"form": "hadamard", "error": 0.5}]},
+            {"chosen": "hadamard", "candidates": [{"form": "hadamard", "error": 0.125}, 3]},
+            {"candidates": []}, 7], "v": 1}})";
+  bundle.layers[0] = layer;
+  write_bundle(bundle, path);
+  const json found = document(path);
+  REQUIRE(found["contest"].size() == 3);
+  CHECK(found["contest"][0] == json({{"layer", 0},
+                                     {"side", "k"},
+                                     {"head", 0},
+                                     {"chosen", "shared"},
+                                     {"shared", 0.25},
+                                     {"hadamard", 0.5}}));
+  CHECK(found["contest"][1]["hadamard"] == 0.125);
+  const std::string shown = text(path);
+  CHECK_THAT(shown, Contains("contest (3)") && Contains("0.125") && !Contains("candidates"));
+}
+
 TEST_CASE("result rows", "[inspect]") {
   const TemporaryFolder folder;
   const std::string path = (folder / "rows.jsonl").string();
