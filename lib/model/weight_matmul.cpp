@@ -266,17 +266,17 @@ void run_dnnl(std::span<const MatmulJob> jobs, const float* x, size_t tokens) {
     for (size_t t = 0; t < tokens; t += kDnnlTokens) {
       const bool padded = t == tail && tokens % kDnnlTokens != 0;
       float* out = tile.job->out + t * weight.rows + tile.begin;
-      if (padded) last.resize(kDnnlTokens * weight.rows);
+      if (padded) last.resize(kDnnlTokens * rows);
       dnnl_matmul({.x = rounded.data() + t * columns,
                    .weights = expanded.data(),
                    .tokens = kDnnlTokens,
                    .rows = rows,
                    .columns = columns,
                    .out = padded ? last.data() : out,
-                   .out_stride = weight.rows});
+                   .out_stride = padded ? rows : weight.rows});
       for (size_t i = 0; i < std::min(kDnnlTokens, tokens - t); ++i) {
         float* line = out + i * weight.rows;
-        if (padded) std::copy_n(last.data() + i * weight.rows, rows, line);
+        if (padded) std::copy_n(last.data() + i * rows, rows, line);
         for (size_t r = 0; bias != nullptr && r < rows; ++r) line[r] += bias[r];
       }
     }
@@ -291,11 +291,12 @@ void check_jobs(std::span<const MatmulJob> jobs) {
   }
 }
 
-MatmulBackend choose(Compute compute) {
+MatmulBackend choose(Compute compute, size_t tokens) {
   if (compute == Compute::kFp32)
     return kernels_fp32() != nullptr ? MatmulBackend::kSimd : MatmulBackend::kReference;
   // The tile unit is several times faster than AVX512-BF16, and only oneDNN drives it.
-  const bool own = kernels_bf16() != nullptr && !(cpu_features().amx_bf16 && dnnl_built());
+  const bool tiles = cpu_features().amx_bf16 && dnnl_built() && tokens >= kDnnlMinTokens;
+  const bool own = kernels_bf16() != nullptr && !tiles;
   return own ? MatmulBackend::kSimd : MatmulBackend::kOneDnn;
 }
 
@@ -306,7 +307,7 @@ void weight_matmul(std::span<const MatmulJob> jobs, const float* x, size_t token
   if (jobs.empty() || tokens == 0) return;
   check_jobs(jobs);
   const bool automatic = backend == MatmulBackend::kAuto;
-  if (automatic) backend = choose(compute);
+  if (automatic) backend = choose(compute, tokens);
   const WeightKernels* fp32 = kernels_fp32();
   if ((automatic || backend == MatmulBackend::kSimd) && tokens <= kGemvTokens && fp32 != nullptr)
     return run_gemv(*fp32, jobs, x, tokens);
@@ -325,7 +326,7 @@ void weight_matmul(std::span<const MatmulJob> jobs, const float* x, size_t token
 }
 
 void check_compute_supported(Compute compute) {
-  if (compute == Compute::kFp32 || choose(compute) == MatmulBackend::kSimd) return;
+  if (compute == Compute::kFp32 || choose(compute, kDnnlMinTokens) == MatmulBackend::kSimd) return;
   std::vector<uint16_t> x(32, 0);
   float out = 0.0F;
   dnnl_matmul({.x = x.data(),
@@ -338,7 +339,7 @@ void check_compute_supported(Compute compute) {
 }
 
 const char* matmul_backend_name(Compute compute) {
-  switch (choose(compute)) {
+  switch (choose(compute, kDnnlMinTokens)) {
     case MatmulBackend::kSimd:
       if (compute == Compute::kBf16) return "avx512_bf16";
       return cpu_features().avx512 ? "avx512" : "avx2";

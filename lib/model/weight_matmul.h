@@ -13,7 +13,8 @@
 // Results do not depend on the thread count, and those of one token not on the other tokens of the
 // call, as long as both calls are on the same side of kGemvTokens; across it float32 results differ
 // by rounding (about 1e-6 relative to the sum of magnitudes). With Compute::kBf16, calls of at most
-// kGemvTokens tokens use float32 activations and unrounded weights.
+// kGemvTokens tokens use float32 activations and unrounded weights; on a CPU with AMX calls of less
+// than kDnnlMinTokens tokens use the own kernels, which sum in another order.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,8 @@ enum class MatmulBackend {
   kOneDnn      // bf16 only
 };
 
-inline constexpr size_t kGemvTokens = 8;  // up to here the stored blocks are read directly
+inline constexpr size_t kGemvTokens = 8;       // up to here the stored blocks are read directly
+inline constexpr size_t kDnnlMinTokens = 128;  // oneDNN computes whole blocks of 256 tokens
 
 struct MatmulJob {
   const WeightMatrix* weight = nullptr;
