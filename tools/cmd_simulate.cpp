@@ -4,11 +4,13 @@
 
 #include <filesystem>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "eval/evaluate.h"
 #include "eval/simulate.h"
 #include "io/bundle_file.h"
 #include "io/capture_file.h"
@@ -24,6 +26,17 @@
 namespace oscar {
 namespace {
 
+// The texts behind a capture; several hashes stand between commas.
+std::vector<EvalText> captured_texts(const CaptureInfo& info) {
+  std::vector<EvalText> texts;
+  std::stringstream hashes(info.text_sha256);
+  for (std::string hash; std::getline(hashes, hash, ',');) {
+    texts.emplace_back();
+    texts.back().sha256 = hash;
+  }
+  return texts;
+}
+
 std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& command,
                                                     const CaptureInfo& info,
                                                     std::vector<std::string>& notes) {
@@ -37,9 +50,8 @@ std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& comma
     bundle = read_bundle(command.bundle);
     arm_options.bundle_path = command.bundle;
     arm_options.bundle_sha256 = sha256_file(command.bundle);
-    if (!info.text_sha256.empty() && bundle.info.text_sha256 == info.text_sha256) {
-      notes.push_back(
-          "the bundle was calibrated on the text of this capture: errors are not held out");
+    if (calibrated_on(bundle.info, captured_texts(info))) {
+      notes.push_back("the bundle was calibrated on a text of this capture: not held out");
     }
   }
   std::vector<std::shared_ptr<const KvArm>> arms;

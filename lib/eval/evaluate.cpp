@@ -120,8 +120,8 @@ void note_unread_arms(EvalSession& session, const LikelihoodRun& run) {
 
 bool calibrated_on(const BundleInfo& info, const std::vector<EvalText>& texts) {
   return std::any_of(texts.begin(), texts.end(), [&](const EvalText& text) {
-    return text.sha256 == info.text_sha256 ||
-           info.text_sha256.find(text.sha256) != std::string::npos ||
+    if (text.sha256.empty()) return false;
+    return info.text_sha256.find(text.sha256) != std::string::npos ||
            info.options_json.find(text.sha256) != std::string::npos;
   });
 }

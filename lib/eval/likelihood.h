@@ -48,7 +48,7 @@ struct LikelihoodOptions {
   // from there (mode "after-prefill"). Only rows behind the prefill can be scored.
   bool after_prefill = false;
   bool null_run = true;           // the reference again, with other batches and chunks: noise floor
-  size_t max_call_tokens = 4096;  // tokens of one forward call
+  size_t max_call_tokens = 2048;  // tokens of one forward call
   size_t max_logit_bytes = 192 << 20;  // of all arms together
 };
 

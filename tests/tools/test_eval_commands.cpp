@@ -49,6 +49,7 @@ EvalOptions small_options(const TemporaryFolder& folder) {
 std::string small_capture(const TemporaryFolder& folder) {
   CaptureInfo info;
   info.model_architecture = "llama";
+  info.text_sha256 = std::string(64, 'c') + "," + std::string(64, 'd');
   info.head_dim = 32;
   info.num_layers = info.num_heads = info.num_kv_heads = 1;
   const std::string path = (folder / "capture.h5").string();
