@@ -14,7 +14,7 @@ namespace oscar {
 
 struct ContestOptions {
   size_t sink = 64, recent = 256;
-  size_t num_queries = 96;     // query tokens, evenly spread
+  size_t num_queries = 64;     // query tokens, evenly spread
   size_t max_sequence = 4096;  // tokens of the sequence used
 };
 

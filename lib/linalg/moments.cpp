@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/cpu.h"
 #include "base/error.h"
 #include "linalg/blas.h"
+#include "linalg/gram_kernels.h"
 
 namespace oscar {
 namespace {
@@ -34,10 +36,33 @@ double* scratch(size_t count) {
   return buffer.data();
 }
 
+// Blocks of 32 KiB: each is converted once and read by every tile from the first-level cache.
+void add_rows_avx512(const RowBlock& block, const double* weights, size_t dim, double* gram) {
+  const size_t num_rows = block.num_tokens * block.rows_per_token;
+  const size_t block_rows = std::max<size_t>(8, 4096 / dim);
+  double* converted = scratch(block_rows * dim);
+  for (size_t first = 0; first < num_rows; first += block_rows) {
+    const size_t count = std::min(block_rows, num_rows - first);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t row = first + i;
+      convert_row_avx512(block.rows + row / block.rows_per_token * block.token_stride +
+                             row % block.rows_per_token * dim,
+                         dim, weights == nullptr ? 1.0 : std::sqrt(weights[row]),
+                         converted + i * dim);
+    }
+    add_gram_avx512(converted, count, dim, gram);
+  }
+}
+
 }  // namespace
 
 void GramSum::add(const RowBlock& block, const double* weights) {
   const size_t num_rows = block.num_tokens * block.rows_per_token;
+  if (cpu_features().avx512 && dim_ % 16 == 0) {
+    add_rows_avx512(block, weights, dim_, upper_.data());
+    count_ += static_cast<double>(num_rows);
+    return;
+  }
   double* converted = scratch(kBlockRows * dim_);
   for (size_t first = 0; first < num_rows; first += kBlockRows) {
     const size_t count = std::min(kBlockRows, num_rows - first);
