@@ -21,7 +21,7 @@ struct SimulateOptions {
   size_t first_query = 0;    // first position whose query is used; 0 = middle of the sequence, at
                              // least 64 behind the widest windows
   size_t max_sequences = 0;  // 0 = all of the capture
-  std::vector<int64_t> layers = {};                     // empty = all of the capture
+  std::vector<int64_t> layers = {};                // empty = all of the capture
   std::map<std::string, std::string> labels = {};  // for every row
 };
 

@@ -99,8 +99,9 @@ struct ArmOptions {
 //   rtn feedback no-feedback identity-metric damping=X   no-gain plain-gain metric-gain
 //   grid-start clip-start sweeps=N refits=N multipliers=1|3|5   no-clip clip=X
 //   trellis (experimental, slow; clip start, no sweeps: oscar-lean:k.trellis)
-//   bits=2|4|8 group=N meta=fp16|log8|symmetric|scale-zero-fp32|scale-zero-bf16|scale-zero-fp16|vllm
-//   no-windows sink=N recent=N exact serving fp32-windows
+//   bits=2|4|8 group=N
+//   meta=fp16|log8|symmetric|scale-zero-fp32|scale-zero-bf16|scale-zero-fp16|vllm no-windows sink=N
+//   recent=N exact serving fp32-windows
 // rtn in place of the feedback encoder brings the bundle's clip ratio back; feedback switches it
 // off. Throws Error naming arm and suffix, or the layer and head for which the bundle lacks
 // something, or the two models when the bundle belongs to another one.
