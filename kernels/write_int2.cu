@@ -246,7 +246,8 @@ __device__ __forceinline__ int find_job(const WriteParams& p, int tile) {
 }
 
 template <int D, ElementType kType>
-__global__ void __launch_bounds__(32 * kWarps, D <= 128 ? 4 : 1) write_rtn_kernel(const WriteParams p) {
+__global__ void __launch_bounds__(32 * kWarps, D <= 128 ? 4 : 1)
+    write_rtn_kernel(const WriteParams p) {
   __shared__ __align__(16) uint8_t records[kHeadsPerBlock][record_bytes(D)];
   const WriteJob job = p.jobs[find_job(p, static_cast<int>(blockIdx.x))];
   const int tile = static_cast<int>(blockIdx.x) - job.first_tile + job.first_token / kRecordTokens;
