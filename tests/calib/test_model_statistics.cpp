@@ -135,6 +135,11 @@ TEST_CASE("text becomes sequences of the wanted lengths", "[model]") {
   for (const auto& sequence : pooled.sequences) lengths.push_back(sequence.size());
   CHECK(lengths == std::vector<size_t>{512, 1024, 512, 512, 1024, 512});
   CHECK(pooled.text_sha256.substr(0, 16) == "dd08b340a56ad4a0");
+  const TextSequences twice = load_text_sequences(
+      {*demo_text("emma"), *demo_text("emma")}, *tokenizer, {.num_tokens = 1024, .lengths = {512}});
+  CHECK(twice.text_sha256 == pooled.text_sha256 + "," + pooled.text_sha256);
+  CHECK(twice.sequences.size() == 2);
+  CHECK(twice.sequences[0] == twice.sequences[1]);
   TemporaryFolder folder;
   std::ofstream(folder / "short.txt") << "It was a fine day.";
   std::ofstream(folder / "empty.txt").flush();
