@@ -4,6 +4,8 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${OSCAR_CACHE:-$root/.cache}
 jobs=${OSCAR_JOBS:-$(nproc)}
+# The compiler cache serves every checkout: paths below the source folder are hashed relative to it.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -33,11 +35,11 @@ python_with_pip() {
   if command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1; then echo python3; else echo /usr/bin/python3; fi
 }
 
-# Configures and builds; arguments are further cmake options. usage: build FOLDER [cmake options]
+# Configures and builds; `targets` (a variable, default all) limits what is built. usage: build FOLDER [cmake options]
 build() {
   local folder=$1
   shift
   cmake -G Ninja -S "$root" -B "$folder" "$@" >"$folder.configure.log" 2>&1 || { tail -n 30 "$folder.configure.log" >&2; die "cmake failed, see $folder.configure.log"; }
   rm -f "$folder.configure.log"
-  cmake --build "$folder" -j "$jobs"
+  cmake --build "$folder" -j "$jobs" --target ${targets:-all}
 }

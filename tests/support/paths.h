@@ -12,6 +12,9 @@
 
 namespace oscar_test {
 
+// Root of the source tree the tests were built from; defined in test_main.cpp.
+const char* source_folder();
+
 inline std::optional<std::filesystem::path> existing(const std::filesystem::path& path) {
   if (std::filesystem::exists(path)) return path;
   return std::nullopt;
@@ -25,7 +28,7 @@ inline std::filesystem::path from_environment(const char* variable,
 
 // The cache folder that scripts/fetch_demo.sh fills: OSCAR_CACHE or <source>/.cache.
 inline std::filesystem::path cache_folder() {
-  return from_environment("OSCAR_CACHE", std::filesystem::path(OSCAR_SOURCE_DIR) / ".cache");
+  return from_environment("OSCAR_CACHE", std::filesystem::path(source_folder()) / ".cache");
 }
 inline std::optional<std::filesystem::path> demo_model() {
   return existing(cache_folder() / "smollm2-135m-instruct-q4_1.gguf");
@@ -43,7 +46,7 @@ inline std::optional<std::filesystem::path> qwen_model() {
 inline std::optional<std::filesystem::path> shared(const std::string& relative) {
   return existing(
       from_environment("OSCAR_SHARED",
-                       std::filesystem::path(OSCAR_SOURCE_DIR).parent_path() / "shared") /
+                       std::filesystem::path(source_folder()).parent_path() / "shared") /
       relative);
 }
 
