@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "io/hdf5_file_internal.h"
+#include "io/hdf5_heap_check.h"
 
 namespace oscar {
 namespace {
@@ -36,6 +37,18 @@ Hdf5Handle Hdf5File::State::scalar_attribute(const std::string& object,
         object, " is not a single value");
   return attribute;
 }
+void Hdf5File::State::check_variable_string_bytes(const std::string& object,
+                                                  const std::string& name) const {
+  unsigned intent = H5F_ACC_RDWR;
+  H5Fget_intent(file.get(), &intent);
+  // The bytes of a file that is being written are not the last word.
+  if (intent != H5F_ACC_RDONLY) return;
+  const Hdf5Handle owner = open_object(object);
+  H5O_info_t info;
+  check(H5Oget_info(owner.get(), &info) >= 0, "cannot look up object ", object);
+  check_variable_string(path, info.addr, object, name);
+}
+
 void Hdf5File::State::write_scalar(const std::string& object, const std::string& name, hid_t stored,
                                    hid_t memory, const void* value) {
   const Hdf5Handle owner = open_object(object);
@@ -60,6 +73,7 @@ std::string Hdf5File::string_attribute(const std::string& object, const std::str
   OSCAR_CHECK(type.valid() && H5Tget_class(type.get()) == H5T_STRING, path(), ": attribute ", name,
               " of ", object, " is not a string");
   if (H5Tis_variable_str(type.get()) > 0) {
+    state_->check_variable_string_bytes(object, name);
     const Hdf5Handle memory(H5Tcopy(type.get()), H5Tclose);
     char* text = nullptr;
     state_->check(H5Aread(attribute.get(), memory.get(), &text) >= 0, "cannot read attribute ",

@@ -56,6 +56,8 @@ struct Hdf5File::State {
   Hdf5Handle open_object(const std::string& object) const;
   // An attribute that holds one value.
   Hdf5Handle scalar_attribute(const std::string& object, const std::string& name) const;
+  // Before a variable-length string is read from a file opened read-only (hdf5_heap_check.h).
+  void check_variable_string_bytes(const std::string& object, const std::string& name) const;
   void write_scalar(const std::string& object, const std::string& name, hid_t stored, hid_t memory,
                     const void* value);
 
