@@ -137,6 +137,14 @@ std::optional<double> cluster_standard_error(std::span<const double> numerators,
   return std::sqrt(clusters / (clusters - 1) * square) / std::abs(bottom);
 }
 
+std::optional<double> clustered_mean_error(std::span<const double> sums,
+                                           std::span<const double> counts, const Sums& items) {
+  const auto over_items = items.standard_error();
+  const auto over_clusters = cluster_standard_error(sums, counts);
+  if (!over_items || !over_clusters) return over_items;
+  return std::max(*over_items, *over_clusters);
+}
+
 Estimate paired_difference(const PairedOutcomes& outcomes) {
   OSCAR_CHECK(outcomes.n() > 0, "paired difference: no item was answered in both arms");
   const double n = static_cast<double>(outcomes.n());

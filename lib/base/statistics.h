@@ -66,6 +66,12 @@ std::optional<Interval> bootstrap_ratio(std::span<const double> numerators,
 std::optional<double> cluster_standard_error(std::span<const double> numerators,
                                              std::span<const double> denominators);
 
+// The error to print beside a mean of items that come in clusters: over clusters, but never below
+// the error over items, which two or three clusters undercut by chance. Empty for fewer than two
+// items.
+std::optional<double> clustered_mean_error(std::span<const double> sums,
+                                           std::span<const double> counts, const Sums& items);
+
 // Outcomes of two arms on the same items: how many both got right, only the first, only the second,
 // none.
 struct PairedOutcomes {

@@ -155,7 +155,7 @@ class RowBuilder {
     return row;
   }
 
-  // Mean, standard error over windows (over rows when there is one window) and, for whole cells,
+  // Mean, standard error over windows (at least the one over rows) and, for whole cells,
   // the bootstrap interval over windows.
   void fill(const Series& series, const Bucket& bucket, ResultRow& row) const {
     row.n = series.all.n;
@@ -168,10 +168,10 @@ class RowBuilder {
     }
     row.value = *series.all.mean();
     const auto rows_se = series.all.standard_error();
-    const auto windows_se = cluster_standard_error(series.sums, series.counts);
     if (rows_se) row.numbers["se_rows"] = *rows_se;
-    row.se = windows_se.value_or(rows_se.value_or(0));
-    row.labels["se_method"] = windows_se ? "windows" : rows_se ? "rows" : "none";
+    const auto error = clustered_mean_error(series.sums, series.counts, series.all);
+    row.se = error.value_or(0);
+    row.labels["se_method"] = !error ? "none" : series.sums.size() > 1 ? "windows" : "rows";
     if (!bucket.name.empty()) return;
     const auto interval =
         bootstrap_ratio(series.sums, series.counts, {.seed = run_.bootstrap_seed});
@@ -358,10 +358,9 @@ std::vector<ResultRow> paired_divergence_rows(const LikelihoodRun& run,
     row.sum = all.sum;
     row.sum_sq = all.sum_sq;
     row.value = *all.mean();
-    const auto windows_se = cluster_standard_error(sums, counts);
-    const auto rows_se = all.standard_error();
-    row.se = windows_se.value_or(rows_se.value_or(0));
-    row.labels["se_method"] = windows_se ? "windows" : rows_se ? "rows" : "none";
+    const auto error = clustered_mean_error(sums, counts, all);
+    row.se = error.value_or(0);
+    row.labels["se_method"] = !error ? "none" : sums.size() > 1 ? "windows" : "rows";
     const auto interval = bootstrap_ratio(sums, counts, {.seed = run.bootstrap_seed});
     if (interval) {
       row.ci_lo = interval->lo;

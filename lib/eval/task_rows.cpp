@@ -52,10 +52,9 @@ void fill(const ByContext& grouped, uint64_t seed, ResultRow& row) {
   row.sum = grouped.all.sum;
   row.sum_sq = grouped.all.sum_sq;
   row.value = *grouped.all.mean();
-  const auto contexts_se = cluster_standard_error(grouped.sums, grouped.counts);
-  const auto items_se = grouped.all.standard_error();
-  row.se = contexts_se.value_or(items_se.value_or(0));
-  row.labels["se_method"] = contexts_se ? "contexts" : items_se ? "items" : "none";
+  const auto error = clustered_mean_error(grouped.sums, grouped.counts, grouped.all);
+  row.se = error.value_or(0);
+  row.labels["se_method"] = !error ? "none" : grouped.sums.size() > 1 ? "contexts" : "items";
   const auto interval = bootstrap_ratio(grouped.sums, grouped.counts, {.seed = seed});
   if (!interval) return;
   row.ci_lo = interval->lo;
@@ -69,7 +68,7 @@ bool is_informative(const TaskScores& scores, const std::string& metric) {
   const ByContext grouped = by_context(scores.arms[0].values(gate.metric), scores.context);
   if (grouped.all.n < 1) return false;
   const double mean = *grouped.all.mean();
-  const double se = cluster_standard_error(grouped.sums, grouped.counts).value_or(0);
+  const double se = clustered_mean_error(grouped.sums, grouped.counts, grouped.all).value_or(0);
   return mean >= 0.5 && mean > gate.chance + 2 * se;
 }
 

@@ -101,7 +101,8 @@ constexpr const char* kRowErrors =
     "one window: errors are over its rows, which are correlated (a lower bound)";
 
 constexpr const char* kLegend =
-    "Errors are standard errors over windows. bits: INT2 rows | the cache of one window | at "
+    "Errors are standard errors over windows (contexts for kv and copy), never below those over "
+    "rows. bits: INT2 rows | the cache of one window | at "
     "131072 "
     "tokens, K and V, metadata included. read %: share of key reads that were quantized. "
     "Δ ln PPL and KL (nats per token) are paired with the reference arm; null: the reference again "

@@ -142,6 +142,17 @@ TEST_CASE("bootstrap over clusters") {
   const std::vector<double> equal_sums{2, 4, 9}, ones{1, 1, 1};
   CHECK(*cluster_standard_error(equal_sums, ones) == Approx(*sums_of(equal_sums).standard_error()));
 
+  SECTION("the printed error is over clusters, and at least over items") {
+    const Sums items = sums_of(std::vector<double>{2, 4, 9});
+    CHECK(*clustered_mean_error(equal_sums, ones, items) == Approx(*items.standard_error()));
+    const std::vector<double> alike{6, 6}, sizes{3, 3};
+    const Sums spread = sums_of(std::vector<double>{1, 2, 3, 3, 2, 1});
+    CHECK(*clustered_mean_error(alike, sizes, spread) == Approx(*spread.standard_error()));
+    const std::vector<double> apart{3, 9};
+    const Sums blocks = sums_of(std::vector<double>{1, 1, 1, 3, 3, 3});
+    CHECK(*clustered_mean_error(apart, sizes, blocks) == Approx(1.0));
+    CHECK_FALSE(clustered_mean_error(alike, sizes, Sums{}));
+  }
   SECTION("no interval for one cluster") {
     CHECK_FALSE(bootstrap_ratio(std::vector<double>{1}, std::vector<double>{1}));
     CHECK_FALSE(cluster_standard_error(std::vector<double>{1}, std::vector<double>{1}));
