@@ -17,6 +17,7 @@
 #include "report/html_report.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/output_check.h"
 #include "tools/version.h"
 
 namespace oscar {
@@ -57,15 +58,6 @@ EvalRequest request_of(const EvalOptions& options) {
   request.labels = {
       {"tool", tool_version()}, {"device", device_name()}, {"command", command_line()}};
   return request;
-}
-
-// Before hours of work: can the results be written at all?
-void check_output_folder(const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  OSCAR_CHECK(folder.empty() || std::filesystem::is_directory(folder), path, ": the folder ",
-              folder.string(), " does not exist");
-  OSCAR_CHECK(!std::filesystem::is_directory(path), path, ": is a folder, expected a file name");
 }
 
 void apply_threshold(const std::vector<ResultRow>& rows, double max_kl) {
@@ -170,8 +162,13 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
 
 void run_eval(const EvalOptions& options) {
   set_num_threads(options.threads);
+  std::vector<std::string> inputs = options.texts;
+  inputs.insert(inputs.end(), {options.model, options.bundle});
+  for (const std::string& arm : options.arms) {
+    if (arm.find('@') != std::string::npos) inputs.push_back(arm.substr(arm.find('@') + 1));
+  }
   for (const std::string& path : {options.out, options.markdown, options.html}) {
-    check_output_folder(path);
+    check_output(path, inputs);
   }
   const Progress progress = console_progress(options.quiet);
   const EvalRequest request = request_of(options);

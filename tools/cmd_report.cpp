@@ -12,9 +12,11 @@
 #include "report/html_report.h"
 #include "report/simulate_report.h"
 #include "tools/commands.h"
+#include "tools/output_check.h"
 
 namespace oscar {
 void run_report(const ReportOptions& options) {
+  check_output(options.out, options.inputs);
   std::vector<ResultRow> rows;
   for (const std::string& path : options.inputs) {
     for (ResultRow& row : read_rows(path)) rows.push_back(std::move(row));

@@ -21,6 +21,7 @@
 #include "tools/cmd_eval.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/output_check.h"
 #include "tools/version.h"
 
 namespace oscar {
@@ -68,6 +69,7 @@ std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& comma
 void run_simulate(const SimulateCommand& command) {
   set_num_threads(command.threads);
   const Progress progress = console_progress(command.quiet);
+  check_output(command.out, {command.capture, command.bundle});
   const CaptureReader capture(command.capture);
   const CaptureInfo& info = capture.info();
   std::vector<std::string> notes;

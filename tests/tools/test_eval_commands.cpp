@@ -100,6 +100,27 @@ TEST_CASE("eval refuses an output that cannot be written before it loads anythin
   CHECK_THROWS_WITH(run_eval(options), Contains("absent.gguf"));
 }
 
+TEST_CASE("results never replace a file that the run reads") {
+  const TemporaryFolder folder;
+  const std::string text = (folder / "text.txt").string();
+  std::ofstream(text) << "words";
+  std::filesystem::create_symlink(text, folder / "link.txt");
+  EvalOptions options;
+  options.model = text;
+  options.texts = {"other.txt"};
+  options.quiet = true;
+  options.out = (folder / "link.txt").string();
+  CHECK_THROWS_WITH(run_eval(options), Contains("must not be replaced"));
+  options.out.clear();
+  options.html = text;
+  CHECK_THROWS_WITH(run_eval(options), Contains("must not be replaced"));
+  CHECK_THROWS_WITH(run_report({.inputs = {text}, .out = text}), Contains("must not be replaced"));
+  SimulateCommand command;
+  command.capture = command.out = text;
+  CHECK_THROWS_WITH(run_simulate(command), Contains("must not be replaced"));
+  CHECK(content(text) == "words");
+}
+
 TEST_CASE("simulate stores one row an arm and head and one an arm") {
   const TemporaryFolder folder;
   SimulateCommand command;
