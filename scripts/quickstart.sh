@@ -21,7 +21,7 @@ oscar=$root/build/tools/oscar
 austen=$cache/austen
 mkdir -p "$results"
 
-# usage: step NAME OUTPUT COMMAND...   Skips the command when OUTPUT is there and was made by the same command.
+# usage: step NAME OUTPUT COMMAND...   Skips the command when OUTPUT is there and was made by the same command. What it prints goes to NAME.txt in the results folder.
 step() {
   local name=$1 output=$2 stamp
   shift 2
@@ -29,20 +29,20 @@ step() {
   if [ -e "$output" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$*" ]; then say "$name: done before, skipped"; return 0; fi
   say "$name"
   rm -f "$stamp"
-  "$@"
+  "$@" >"$results/$name.txt"
   printf '%s' "$*" >"$stamp"
 }
 
-step capture "$results/capture.h5" "$oscar" capture --model "$model" --text "$austen/emma.txt" --text "$austen/sense_and_sensibility.txt" \
-  --tokens 4096 --seq-len 2048 --out "$results/capture.h5"
-step calibrate-official "$results/official.h5" "$oscar" calibrate --capture "$results/capture.h5" --recipe official --out "$results/official.h5"
-step calibrate-best "$results/best.h5" "$oscar" calibrate --model "$model" --text "$austen/emma.txt" --text "$austen/sense_and_sensibility.txt" \
-  --tokens 20480 --seq-len 2048 --recipe best --out "$results/best.h5"
-step simulate "$results/simulate.jsonl" "$oscar" simulate --capture "$results/capture.h5" --bundle "$results/best.h5" --arm naive-windows,hadamard,oscar,oscar-best \
-  --out "$results/simulate.jsonl"
+calibration_text=(--text "$austen/emma.txt" --text "$austen/sense_and_sensibility.txt")
+step capture "$results/capture.h5" "$oscar" capture --model "$model" "${calibration_text[@]}" --tokens 4096 --seq-len 2048 --out "$results/capture.h5"
+step calibrate "$results/best.h5" "$oscar" calibrate --model "$model" "${calibration_text[@]}" --tokens 12288 --seq-len 2048 \
+  --recipe official,centered,light,best --out "$results/{recipe}.h5"
+step simulate "$results/simulate.jsonl" "$oscar" simulate --capture "$results/capture.h5" --bundle "$results/best.h5" \
+  --arm naive-windows,hadamard,oscar-best --out "$results/simulate.jsonl"
 step eval "$results/eval.jsonl" "$oscar" eval --model "$model" --text "$austen/persuasion.txt" --bundle "$results/best.h5" --arm oscar-best \
-  --set ppl,kl,recall --length 2048 --windows 1 --out "$results/eval.jsonl"
-step compare "$results/compare.jsonl" "$oscar" compare --model "$model" --text "$austen/pride_and_prejudice.txt" --bundle "$results/best.h5" \
-  --length 2048 --windows 2 --out "$results/compare.jsonl" --markdown "$results/compare.md"
-cat "$results/compare.md"
+  --set ppl,kl,recall --recall-contexts 2 --length 2048 --windows 1 --out "$results/eval.jsonl"
+arms=naive,naive-windows,quarot,hadamard,kivi,oscar@$results/official.h5,oscar-centered@$results/centered.h5,oscar-light@$results/light.h5,oscar-best,int4,int8
+step compare "$results/compare.jsonl" "$oscar" compare --model "$model" --text "$austen/pride_and_prejudice.txt" --bundle "$results/best.h5" --arm "$arms" \
+  --length 2048 --windows 2 --out "$results/compare.jsonl" --markdown "$results/compare.md" --html "$results/compare.html"
+"$oscar" report "$results/compare.jsonl"
 say "files are in $results"
