@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@
 #include "tools/cmd_generate.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/output_check.h"
 #include "tools/version.h"
 
 namespace oscar {
@@ -38,6 +40,8 @@ RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name
   if (!options.composition.empty())
     recipe.rotation.composition = parse_composition(options.composition);
   if (options.block_hadamard) recipe.rotation.form = HadamardForm::kBlock;
+  OSCAR_CHECK(!std::isnan(options.clip_k) && !std::isnan(options.clip_v),
+              "--clip-k, --clip-v: expected 0 .. 1, got not a number");
   if (options.clip_k >= 0.0) recipe.k_clip = options.clip_k;
   if (options.clip_v >= 0.0) recipe.v_clip = options.clip_v;
   recipe.rotation.per_head = recipe.rotation.per_head || options.per_head;
@@ -127,6 +131,7 @@ OpenSource open_source(const CalibrateCommand& options) {
   OpenSource open;
   if (!options.model.empty())
     open.weights = std::make_shared<const ModelWeights>(load_weights(options.model));
+  if (options.capture.empty()) check_context(options.lengths, open.weights->config, options.model);
   if (options.capture.empty())
     open_model(options, options.held_out, open);
   else
@@ -223,6 +228,9 @@ nlohmann::ordered_json to_json(const RecipeResult& recipe, const std::string& pa
 
 void run_calibrate(const CalibrateCommand& options) {
   set_num_threads(options.threads);
+  std::vector<std::string> inputs = options.texts;
+  inputs.insert(inputs.end(), {options.capture, options.model});
+  for (const std::string& recipe : options.recipes) check_output(out_path(options, recipe), inputs);
   const Progress progress = console_progress(options.quiet || options.json);
   OpenSource open = open_source(options);
   const std::vector<std::string> recipes = resolve_auto(options, open);
@@ -279,10 +287,12 @@ void add_calibrate(CLI::App& app) {
                    "recipe auto: encoder cost at most, as a fraction of a forward pass")
       ->capture_default_str();
   command->add_option("--tokens", options->tokens, "tokens of the text, in all")
+      ->check(count_range())
       ->capture_default_str();
   command
       ->add_option("--seq-len", options->lengths,
                    "length of a sequence, best the one served; several are pooled")
+      ->check(count_range())
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--target-k", options->key_target, "key covariance: qqt or ktk");
@@ -305,8 +315,10 @@ void add_calibrate(CLI::App& app) {
   command->add_option("--group", options->group, "quantization group measured (0 = head_dim)")
       ->capture_default_str();
   command->add_option("--sink", options->sink, "first tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--recent", options->recent, "last tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--compute", options->compute, "matrix products: fp32 or bf16")
       ->capture_default_str();

@@ -35,6 +35,7 @@ void run_capture(const CaptureCommand& options) {
   if (!options.quiet)
     for (const std::string& warning : text.warnings) fmt::print(stderr, "warning: {}\n", warning);
   const auto weights = std::make_shared<const ModelWeights>(load_weights(options.model));
+  check_context(options.lengths, weights->config, options.model);
   CaptureInfo info;
   info.model_architecture = weights->config.architecture;
   info.model_sha256 = model_sha256(*weights);
@@ -83,8 +84,10 @@ void add_capture(CLI::App& app) {
       ->required();
   command->add_option("--out", options->out, "capture file to write")->required();
   command->add_option("--tokens", options->tokens, "tokens to capture in all")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--seq-len", options->lengths, "length of a sequence; several are pooled")
+      ->check(count_range())
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--dtype", options->dtype, "stored type: bf16 or f32")->capture_default_str();

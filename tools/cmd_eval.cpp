@@ -112,14 +112,17 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
   app.add_option("--windows", options.windows, "windows of each text, from its start (0 = all)")
+      ->check(count_range())
       ->capture_default_str();
   app.add_option("--rows", options.rows,
                  "scored predictions: auto (targets from max(length/2, sink+recent+64)), all, "
                  "from:P, tail:N, stride:K, or several joined by commas")
       ->capture_default_str();
   app.add_option("--sink", options.sink, "first tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   app.add_option("--recent", options.recent, "last tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   app.add_option(
          "--mode", options.mode,

@@ -178,13 +178,16 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--bundle", options->bundle, "calibration bundle for the oscar arms");
   command->add_option("--sink", options->sink, "first tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--recent", options->recent, "last tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--mode", options->mode, "windows: exact or serving")->capture_default_str();
   command->add_option("--group", options->group, "quantization group (0 = head_dim)")
       ->capture_default_str();
   command->add_option("--max-tokens", options->max_tokens, "tokens to generate at most")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--temperature", options->temperature, "0 = greedy")->capture_default_str();
   command->add_option("--top-k", options->top_k, "candidates kept, 0 = all")->capture_default_str();

@@ -115,8 +115,10 @@ void add_simulate(CLI::App& app) {
   command->add_option("--layers", options->layers, "layers joined by commas (default: all)")
       ->delimiter(',');
   command->add_option("--sink", options->sink, "first tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--recent", options->recent, "last tokens kept in high precision")
+      ->check(count_range())
       ->capture_default_str();
   command->add_option("--group", options->group, "elements of a quantization group (0 = head_dim)");
   command->add_option("--sequences", options->sequences, "sequences of the capture (0 = all)");

@@ -82,6 +82,8 @@ Progress console_progress(bool quiet) {
 void set_exit_code(int code) { g_exit_code = code; }
 int exit_code() { return g_exit_code; }
 
+CLI::Range count_range() { return CLI::Range(0, 1 << 30); }
+
 void add_threads_option(CLI::App& app, int& threads) {
   app.add_option("--threads", threads, "CPU threads (0 = all usable)")->check(CLI::Range(0, 1024));
 }

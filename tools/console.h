@@ -20,6 +20,10 @@ Progress console_progress(bool quiet = false);
 void set_exit_code(int code);
 int exit_code();
 
+// Numbers of tokens, windows or sequences: 0 .. 2^30 (a negative number is an error, not a huge
+// one).
+CLI::Range count_range();
+
 // --threads N (0 = all usable CPUs), applied when the subcommand runs.
 void add_threads_option(CLI::App& app, int& threads);
 

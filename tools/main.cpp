@@ -44,5 +44,9 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "oscar: {}\n", error.what());
     return oscar::kExitFailed;
   }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "oscar: standard output could not be written\n");
+    return oscar::kExitFailed;
+  }
   return oscar::exit_code();
 }

@@ -56,6 +56,10 @@ std::optional<Interval> bootstrap_interval(
     size_t num_clusters, const std::function<double(std::span<const uint32_t> counts)>& statistic,
     const BootstrapOptions& options = {});
 
+// Fewer clusters give a percentile interval that is far too narrow (two give about +- one standard
+// error): none is reported then.
+inline constexpr size_t kMinIntervalClusters = 5;
+
 // The common case: a ratio of sums, for example sum of losses / number of rows by window.
 // Resamples whose denominator is 0 are left out.
 std::optional<Interval> bootstrap_ratio(std::span<const double> numerators,

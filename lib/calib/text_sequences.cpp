@@ -58,6 +58,13 @@ size_t TextSequences::num_tokens() const {
   return count;
 }
 
+void check_context(const std::vector<size_t>& lengths, const ModelConfig& config,
+                   const std::string& model) {
+  for (const size_t length : lengths)
+    OSCAR_CHECK(length <= config.context_length, "--seq-len ", length, ": the context of ", model,
+                " is ", config.context_length, " tokens");
+}
+
 TextSequences load_text_sequences(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
                                   const TextOptions& options) {
   OSCAR_CHECK(!paths.empty(), "--text: expected at least one file");

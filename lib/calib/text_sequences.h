@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/config.h"
 #include "model/tokenizer.h"
 
 namespace oscar {
@@ -26,6 +27,10 @@ struct TextSequences {
 // not overlap; an incomplete last window is dropped. A text shorter than the shortest length gives
 // one sequence of its whole. Lengths alternate so that every part of the result holds all of them
 // in proportion. Throws Error naming the file: unreadable, empty, no tokens.
+// Throws Error when a sequence would be longer than the model's context. `model` names it.
+void check_context(const std::vector<size_t>& lengths, const ModelConfig& config,
+                   const std::string& model);
+
 TextSequences load_text_sequences(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
                                   const TextOptions& options);
 

@@ -173,6 +173,7 @@ class RowBuilder {
     row.se = error.value_or(0);
     row.labels["se_method"] = !error ? "none" : series.sums.size() > 1 ? "windows" : "rows";
     if (!bucket.name.empty()) return;
+    if (series.sums.size() < kMinIntervalClusters) return;
     const auto interval =
         bootstrap_ratio(series.sums, series.counts, {.seed = run_.bootstrap_seed});
     if (interval) {
@@ -362,7 +363,7 @@ std::vector<ResultRow> paired_divergence_rows(const LikelihoodRun& run,
     row.se = error.value_or(0);
     row.labels["se_method"] = !error ? "none" : sums.size() > 1 ? "windows" : "rows";
     const auto interval = bootstrap_ratio(sums, counts, {.seed = run.bootstrap_seed});
-    if (interval) {
+    if (interval && sums.size() >= kMinIntervalClusters) {
       row.ci_lo = interval->lo;
       row.ci_hi = interval->hi;
       row.ci_method = cat("bootstrap over ", sums.size(), " windows");

@@ -55,6 +55,7 @@ void fill(const ByContext& grouped, uint64_t seed, ResultRow& row) {
   const auto error = clustered_mean_error(grouped.sums, grouped.counts, grouped.all);
   row.se = error.value_or(0);
   row.labels["se_method"] = !error ? "none" : grouped.sums.size() > 1 ? "contexts" : "items";
+  if (grouped.sums.size() < kMinIntervalClusters) return;
   const auto interval = bootstrap_ratio(grouped.sums, grouped.counts, {.seed = seed});
   if (!interval) return;
   row.ci_lo = interval->lo;

@@ -171,6 +171,23 @@ void write_optional(Hdf5File& file, const std::string& name, const Tensor<T>& te
 
 }  // namespace
 
+// A tensor that every layer has or none: one that is missing in some layers was lost. (Value means
+// and scale constants are decided layer by layer.)
+static void require_in_every_layer(const Bundle& bundle, const std::string& path) {
+  const std::pair<const char*, TensorF BundleLayer::*> tensors[] = {
+      {"k_rotation", &BundleLayer::k_rotation},
+      {"v_rotation", &BundleLayer::v_rotation},
+      {"k_mean", &BundleLayer::k_mean},
+      {"k_metric", &BundleLayer::k_metric},
+      {"v_metric", &BundleLayer::v_metric}};
+  for (const auto& [name, member] : tensors) {
+    int64_t with = -1, without = -1;
+    for (const auto& [id, layer] : bundle.layers) ((layer.*member).empty() ? without : with) = id;
+    OSCAR_CHECK(with < 0 || without < 0, path, ": layer ", without, " has no ", name,
+                ", which layer ", with, " has");
+  }
+}
+
 Bundle read_bundle(const std::string& path) {
   const Hdf5File file = Hdf5File::open(path);
   require_format(file, kFormat, kVersion);
@@ -182,6 +199,7 @@ Bundle read_bundle(const std::string& path) {
     bundle.layers.emplace(id, read_layer(file, layer_group(id), bundle.info));
   }
   OSCAR_CHECK(!bundle.layers.empty(), path, ": the bundle has no layers");
+  require_in_every_layer(bundle, path);
   return bundle;
 }
 

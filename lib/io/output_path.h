@@ -13,7 +13,12 @@ namespace oscar {
 class OutputPath {
  public:
   explicit OutputPath(const std::string& final_path)
-      : final_(final_path), temporary_(final_path + ".tmp." + std::to_string(getpid())) {}
+      : final_(final_path), temporary_(final_path + ".tmp." + std::to_string(getpid())) {
+    std::error_code unknown;
+    OSCAR_CHECK(!std::filesystem::exists(final_, unknown) ||
+                    std::filesystem::is_regular_file(final_, unknown),
+                final_, ": is not a regular file and is not replaced");
+  }
   OutputPath(const OutputPath&) = delete;
   OutputPath& operator=(const OutputPath&) = delete;
   // Removes what was written unless it was committed.

@@ -67,7 +67,19 @@ echo "A short text." >"$folder/brief.txt"
 expect 1 "brief.txt" eval --model "$model" --text "$folder/brief.txt" --arm naive-windows --set kl --length 512 --windows 1 --out "$folder/none.jsonl"
 expect 1 "nonsense" eval --model "$model" --text "$other" --arm nonsense --set kl --length 512 --windows 1 --out "$folder/none.jsonl"
 expect 1 "bundle" eval --model "$model" --text "$other" --arm oscar --set kl --length 512 --windows 1 --out "$folder/none.jsonl"
+expect 1 "sink" eval --model "$model" --text "$other" --arm hadamard --set kl --length 512 --windows 1 --sink 18446744073709551615 --out "$folder/none.jsonl"
+expect 1 "recent" generate --model "$model" --arm hadamard --recent -1 --prompt x
+expect 1 "context" capture --model "$model" --text "$text" --seq-len 16384 --tokens 16384 --out "$folder/none.h5"
+expect 1 "context" calibrate --model "$model" --text "$text" --seq-len 16384 --out "$folder/none.h5"
+expect 1 "not a number" calibrate --capture "$folder/capture.h5" --recipe official --clip-k nan --out "$folder/none.h5"
 absent "$folder/none.h5" "$folder/none.jsonl"
+# Results never replace what the run reads, nor anything that is no regular file.
+expect 1 "read by this run" calibrate --capture "$folder/capture.h5" --recipe official --out "$folder/capture.h5"
+expect 1 "read by this run" eval --model "$model" --text "$other" --arm naive --set kl --length 512 --windows 1 --out "$model"
+mkfifo "$folder/fifo"
+expect 1 "regular file" calibrate --capture "$folder/capture.h5" --recipe official --out "$folder/fifo"
+expect 1 "regular file" simulate --capture "$folder/whole.h5" --arm naive-windows --out "$folder/fifo"
+"$oscar" tokenize --model "$model" hello >/dev/full 2>/dev/null && fail "tokenize: a full standard output passed for success"
 
 # A full disk.
 mkdir "$folder/full"
