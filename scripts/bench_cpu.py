@@ -198,8 +198,9 @@ def main():
                               capture_output=True, text=True).stdout.split()
     used = [v for v in versions if v.split("==")[0] in ("torch", "transformers", "llama_cpp_python")]
     text = (f"# Speed on the CPU\n\n{os.path.basename(args.model)}; {clock_name}; medians of {args.rounds} rounds in "
-            f"turns; load average {min(load):.1f} to {max(load):.1f} (above the core count: the machine was "
-            f"shared, only ratios count).\n{processor()}; Linux {platform.release()}; "
+            f"turns; load average {min(load):.1f} to {max(load):.1f}"
+            f"{' (above the core count: the machine was shared, only ratios count)' if max(load) > os.cpu_count() else ''}.\n"
+            f"{processor()}; Linux {platform.release()}; "
             f"{datetime.date.today().isoformat()}; oscar {oscar_rows[0]['tool']} "
             f"({oscar_rows[0]['backend']}); {', '.join(used)}.\n"
             f"Command: `python3 scripts/bench_cpu.py{' --cpu-time' if args.cpu_time else ''} --rounds {args.rounds}`. "
