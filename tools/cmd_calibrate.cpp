@@ -46,6 +46,11 @@ RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name
   if (options.clip_v >= 0.0) recipe.v_clip = options.clip_v;
   recipe.rotation.per_head = recipe.rotation.per_head || options.per_head;
   recipe.center_keys = recipe.center_keys || options.center;
+  if (!options.key_metric.empty() && recipe.key_metric != KeyMetric::kNone)
+    recipe.key_metric = parse_key_metric(options.key_metric);
+  if (!options.center_values.empty() && recipe.value_metric)
+    recipe.value_centering = parse_value_centering(options.center_values);
+  if (options.keep_rotation) recipe.decide_rotation = false;
   return recipe;
 }
 
@@ -301,7 +306,14 @@ void add_calibrate(CLI::App& app) {
   command->add_option("--composition", options->composition,
                       "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r");
   command->add_flag("--per-head", options->per_head, "one rotation per KV head");
+  command->add_flag("--keep-rotation", options->keep_rotation,
+                    "lean, best: no exchange of rotations by held-out error");
   command->add_flag("--center", options->center, "subtract the mean key of each head");
+  command->add_option("--center-v", options->center_values,
+                      "lean, best: values centered never, always, or as held-out data decide");
+  command->add_option("--metric-k", options->key_metric,
+                      "light, lean, best: metric of key errors, logit (M_A), output (M_O) or "
+                      "queries (C_Q)");
   command->add_flag("--block-hadamard", options->block_hadamard,
                     "allow Hadamard blocks where head_dim is not a power of two");
   command->add_option("--clip-k", options->clip_k, "clip ratio of keys, 0 = off");

@@ -130,13 +130,14 @@ namespace {
 
 // What the recipes together need from one pass.
 struct Needs {
-  bool outputs = false, metric_logit = false, metric_output = false;
+  bool outputs = false, metric_logit = false, metric_output = false, output_energy = false;
   bool metrics() const { return metric_logit || metric_output; }
 };
 Needs needs_of(const std::vector<RecipeOptions>& recipes) {
   Needs needs;
   for (const RecipeOptions& recipe : recipes) {
     needs.outputs = needs.outputs || recipe.value_target == ValueTarget::kSst;
+    needs.output_energy = needs.output_energy || recipe.key_metric != KeyMetric::kNone;
     needs.metric_logit = needs.metric_logit || recipe.key_metric == KeyMetric::kLogit;
     needs.metric_output = needs.metric_output || recipe.key_metric == KeyMetric::kOutput;
   }
@@ -179,7 +180,7 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
   check_token_count(split, source.geometry().head_dim, result.warnings);
   const Needs needs = needs_of(options.recipes);
   if (needs.metrics()) check_lengths(source, options, split);
-  if (needs.metrics() && options.weights == nullptr)
+  if (needs.output_energy && options.weights == nullptr)
     result.warnings.push_back(
         "the model's weights are not at hand (--model): W_O is taken as the identity");
   for (const RecipeOptions& recipe : options.recipes)
@@ -194,7 +195,7 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
   for (const auto& batch : batches) num_layers += batch.size();
   for (const std::vector<size_t>& batch : batches) {
     const Energies energies =
-        needs.metrics() ? output_energies(source, options, batch) : Energies{};
+        needs.output_energy ? output_energies(source, options, batch) : Energies{};
     Collector collector(source, batch,
                         {.outputs = needs.outputs, .mean_from_position = options.sink},
                         {.sink = options.sink,

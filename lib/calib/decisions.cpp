@@ -69,14 +69,16 @@ class HeadDecider {
     return choose(candidates, true, mean);
   }
 
-  // Rotations without the mean, then with it.
+  // Rotations without the mean, then with it, as far as the recipe leaves the choice.
   Outcome values() const {
     std::vector<Candidate> candidates;
     const float* mean = inputs_.v_mean.at(head_);
     const auto all = rotations(layer_.v_rotation, inputs_.v_per_head);
-    for (const auto& [name, rotation] : all)
-      candidates.push_back({name, form(false, rotation, nullptr)});
-    if (inputs_.recipe->decide_centering)
+    const ValueCentering centering = inputs_.recipe->value_centering;
+    if (centering != ValueCentering::kAlways)
+      for (const auto& [name, rotation] : all)
+        candidates.push_back({name, form(false, rotation, nullptr)});
+    if (centering != ValueCentering::kNever)
       for (const auto& [name, rotation] : all)
         candidates.push_back({name + "+mean", form(false, rotation, mean)});
     return choose(candidates, false, nullptr);

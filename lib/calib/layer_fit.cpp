@@ -56,6 +56,8 @@ const char* metric_name(KeyMetric metric) {
       return "M_A";
     case KeyMetric::kOutput:
       return "M_O";
+    case KeyMetric::kQueries:
+      return "C_Q";
   }
   return "?";
 }
@@ -166,6 +168,8 @@ BundleLayer LayerFit::fit(const RecipeOptions& recipe, LayerReport& report,
   layer.v_clip = recipe.v_clip;
   if (!recipe.rotation.hadamard) warn_about_rank(recipe, layer, warnings);
   if (recipe.center_keys) layer.k_mean = mean_rows(*inputs_.calibration, &HeadStatistics::key_mean);
+  if (recipe.value_centering == ValueCentering::kAlways)
+    layer.v_mean = mean_rows(*inputs_.calibration, &HeadStatistics::value_mean);
   report.layer = inputs_.layer;
   if (held_out_) measure(recipe, layer, report);
   if (recipe.key_metric != KeyMetric::kNone) add_metrics(recipe, layer, warnings);
@@ -173,6 +177,12 @@ BundleLayer LayerFit::fit(const RecipeOptions& recipe, LayerReport& report,
   layer.policy_json = policy(recipe, report, inputs_.energy_known).dump();
   layer.held_out_json = to_json(report).dump();
   return layer;
+}
+
+TensorD LayerFit::key_metric(KeyMetric kind, size_t head) const {
+  if (kind == KeyMetric::kQueries) return inputs_.calibration->head(head).queries.mean();
+  return kind == KeyMetric::kOutput ? inputs_.metrics->output_metric(head)
+                                    : inputs_.metrics->logit_metric(head);
 }
 
 void LayerFit::add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
@@ -188,9 +198,7 @@ void LayerFit::add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
                            " metric is zero; the identity is stored"));
   };
   for (size_t h = 0; h < heads; ++h) {
-    const bool output = recipe.key_metric == KeyMetric::kOutput;
-    store(output ? inputs_.metrics->output_metric(h) : inputs_.metrics->logit_metric(h), "key", h,
-          layer.k_metric.at(h));
+    store(key_metric(recipe.key_metric, h), "key", h, layer.k_metric.at(h));
     store(v_metrics[h], "value", h, layer.v_metric.at(h));
   }
 }

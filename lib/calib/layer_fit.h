@@ -80,6 +80,7 @@ class LayerFit {
   void prepare_held_out();
   const std::vector<TensorD>& keys(KeyTarget target);
   const std::vector<TensorD>& values(ValueTarget target);
+  TensorD key_metric(KeyMetric kind, size_t head) const;
   void add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
                    std::vector<std::string>& warnings) const;
   void decide(const RecipeOptions& recipe, BundleLayer& layer, LayerReport& report,

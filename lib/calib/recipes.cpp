@@ -18,7 +18,8 @@ void light(RecipeOptions& recipe) {
 void lean(RecipeOptions& recipe) {
   light(recipe);
   recipe.value_metric = true;
-  recipe.decide_rotation = recipe.decide_centering = true;
+  recipe.decide_rotation = true;
+  recipe.value_centering = ValueCentering::kDecide;
 }
 
 void best(RecipeOptions& recipe) {
@@ -58,6 +59,20 @@ RecipeOptions recipe_options(const std::string& name) {
     known += std::string(known.empty() ? "" : ", ") + recipe.name;
   }
   fail("unknown recipe \"", name, "\", expected one of: ", known);
+}
+
+KeyMetric parse_key_metric(const std::string& name) {
+  if (name == "logit") return KeyMetric::kLogit;
+  if (name == "output") return KeyMetric::kOutput;
+  if (name == "queries") return KeyMetric::kQueries;
+  fail("unknown key metric \"", name, "\", expected logit, output or queries");
+}
+
+ValueCentering parse_value_centering(const std::string& name) {
+  if (name == "never") return ValueCentering::kNever;
+  if (name == "decide") return ValueCentering::kDecide;
+  if (name == "always") return ValueCentering::kAlways;
+  fail("unknown value centering \"", name, "\", expected never, decide or always");
 }
 
 std::vector<std::string> recipe_names() {

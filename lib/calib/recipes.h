@@ -12,9 +12,14 @@ namespace oscar {
 
 enum class KeyMetric {
   kNone,
-  kLogit,   // M_A
-  kOutput,  // M_O
+  kLogit,    // M_A
+  kOutput,   // M_O
+  kQueries,  // C_Q: every query counts alike (for comparisons)
 };
+KeyMetric parse_key_metric(const std::string& name);  // logit, output, queries
+
+enum class ValueCentering { kNever, kDecide, kAlways };  // kDecide: per head, by held-out error
+ValueCentering parse_value_centering(const std::string& name);  // never, decide, always
 
 struct RecipeOptions {
   std::string name = "official";
@@ -25,12 +30,14 @@ struct RecipeOptions {
   double k_clip = 0.96, v_clip = 0.92;
   // Feedback recipes.
   KeyMetric key_metric = KeyMetric::kNone;
-  bool value_metric = false;      // M_V
-  bool decide_rotation = false;   // shared, per head or Hadamard, per head by held-out output error
-  bool decide_centering = false;  // v_mean per head by held-out output error
-  bool log8 = false;              // constants of the log-8 metadata
+  bool value_metric = false;     // M_V
+  bool decide_rotation = false;  // shared, per head or Hadamard, per head by held-out output error
+  ValueCentering value_centering = ValueCentering::kNever;  // v_mean
+  bool log8 = false;                                        // constants of the log-8 metadata
 
-  bool needs_contest() const { return decide_rotation || decide_centering || log8; }
+  bool needs_contest() const {
+    return decide_rotation || value_centering == ValueCentering::kDecide || log8;
+  }
 };
 
 // official  proxy C_S, one rotation for all heads, R = U H P, clip 0.96 / 0.92 (the published

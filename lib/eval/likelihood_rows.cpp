@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/statistics.h"
@@ -54,6 +55,17 @@ std::vector<double> values_of(const LikelihoodRun& run, size_t arm,
   }
   std::sort(values.begin(), values.end());
   return values;
+}
+
+// Means of the windows in order, so that a reader of rows can pair any two arms of one run.
+std::string window_means(const Series& series) {
+  std::ostringstream text;
+  text.precision(9);
+  for (size_t window = 0; window < series.sums.size(); ++window) {
+    text << (window == 0 ? "" : " ")
+         << (series.counts[window] > 0 ? series.sums[window] / series.counts[window] : 0.0);
+  }
+  return text.str();
 }
 
 class RowBuilder {
@@ -245,6 +257,7 @@ class RowBuilder {
 
   void add_divergence(const Bucket& all, std::vector<ResultRow>& rows) const {
     ResultRow& mean = add_mean("kl", "kl", kl, all, rows);
+    mean.labels["kl_by_window"] = window_means(collect(run_, arm_, all, kl));
     const std::vector<double> values = values_of(run_, arm_, &ArmWindow::kl);
     const std::pair<const char*, double> fractions[] = {
         {"median", 0.5}, {"p90", 0.9}, {"p95", 0.95}, {"p99", 0.99}, {"p99_9", 0.999}, {"max", 1}};

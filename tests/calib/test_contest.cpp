@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -180,6 +181,46 @@ TEST_CASE("feedback recipes write metrics, means, constants and their decisions"
   for (const auto* decisions : {&report.k_decisions, &report.v_decisions})
     for (const HeadDecision& decision : *decisions)
       CHECK(decision.entries[decision.chosen].error < decision.centered_error);
+}
+
+TEST_CASE("value centering and the key metric can be forced") {
+  TemporaryFolder folder;
+  write_synthetic_capture(folder / "c.h5", {.lengths = {400, 400, 400}});
+  const CaptureReader reader(folder / "c.h5");
+  const auto source = capture_source(reader);
+  CalibrationOptions options;
+  options.recipes = std::vector<RecipeOptions>(4, recipe_options("lean"));
+  options.recipes[0].value_centering = parse_value_centering("always");
+  options.recipes[1].value_centering = parse_value_centering("never");
+  options.recipes[2].key_metric = parse_key_metric("queries");
+  options.recipes[3].decide_rotation = false;
+  options.held_out_fraction = 1.0 / 3;
+  options.sink = 16;
+  options.recent = 32;
+  const CalibrationResult result = calibrate(*source, options, Progress{});
+  const auto layer = [&](size_t recipe) -> const BundleLayer& {
+    return result.recipes[recipe].bundle.layers.at(0);
+  };
+  REQUIRE(layer(0).v_mean.shape == Shape{2, 16});
+  for (size_t head = 0; head < 2; ++head)
+    CHECK(std::any_of(layer(0).v_mean.at(head), layer(0).v_mean.at(head) + 16,
+                      [](float value) { return value != 0.0F; }));
+  CHECK(layer(1).v_mean.empty());
+  CHECK(result.recipes[1].layers[0].v_decisions[0].entries.size() == 3);
+  CHECK(result.recipes[3].layers[0].v_decisions[0].entries.size() == 2);
+  CHECK(layer(3).k_rotation.shape == Shape{1, 16, 16});
+  // C_Q of the head, scaled to a mean diagonal of 1.
+  const std::vector<float> q = reader.read(0, CaptureTensor::kQ, 0, 800);
+  const size_t heads = reader.num_heads(CaptureTensor::kQ);
+  double trace = 0.0, entry = 0.0;
+  for (size_t row = 0; row < 800 * heads; ++row) {
+    if (row % heads >= heads / 2) continue;  // query heads of KV head 0
+    for (size_t d = 0; d < 16; ++d) trace += double{q[row * 16 + d]} * double{q[row * 16 + d]};
+    entry += double{q[row * 16]} * double{q[row * 16 + 1]};
+  }
+  CHECK(layer(2).k_metric.at(0)[1] == Approx(16.0 * entry / trace).epsilon(1e-5));
+  CHECK_THROWS_AS(parse_key_metric("M_A"), Error);
+  CHECK_THROWS_AS(parse_value_centering("yes"), Error);
 }
 
 TEST_CASE("values are centered where the mean is theirs, and not where it is foreign") {

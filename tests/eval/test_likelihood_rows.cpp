@@ -102,6 +102,8 @@ TEST_CASE("divergence, agreement and the noise floor") {
   CHECK(find(rows, "fp32", "kl50").value == Approx(0.3125));
   CHECK(find(rows, kNullArm, "kl").value == 0);
   CHECK(find(rows, kNullArm, "ln_ppl_ratio").value == 0);
+  CHECK(kl.labels.at("kl_by_window") == "0.625 0.625 0.625 0.625 0.625 0.625");
+  CHECK(find(rows, "fp32", "top1").labels.count("kl_by_window") == 0);
   // Buckets of 512 positions: two rows each.
   CHECK(find(rows, "fp32", "kl", "novel-1024@0-511").value == Approx(0.375));
   CHECK(find(rows, "fp32", "kl", "novel-1024@512-1023").value == Approx(0.875));
