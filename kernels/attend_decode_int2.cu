@@ -17,11 +17,14 @@ struct Entry {
   void (*launch)(const AttendDecodeParams&, const Launch&);
 };
 constexpr Entry kEntries[] = {
-    {64, 8, decode::launch_d64_c8},   {64, 16, decode::launch_d64_c16},
-    {96, 8, decode::launch_d96_c8},   {96, 16, decode::launch_d96_c16},
-    {128, 8, decode::launch_d128_c8}, {128, 16, decode::launch_d128_c16},
-    {192, 8, decode::launch_d192_c8}, {192, 16, decode::launch_d192_c16},
-    {256, 8, decode::launch_d256_c8}, {256, 16, decode::launch_d256_c16},
+    {64, 4, decode::launch_d64_c4},     {64, 8, decode::launch_d64_c8},
+    {64, 16, decode::launch_d64_c16},   {96, 4, decode::launch_d96_c4},
+    {96, 8, decode::launch_d96_c8},     {96, 16, decode::launch_d96_c16},
+    {128, 4, decode::launch_d128_c4},   {128, 8, decode::launch_d128_c8},
+    {128, 16, decode::launch_d128_c16}, {192, 4, decode::launch_d192_c4},
+    {192, 8, decode::launch_d192_c8},   {192, 16, decode::launch_d192_c16},
+    {256, 4, decode::launch_d256_c4},   {256, 8, decode::launch_d256_c8},
+    {256, 16, decode::launch_d256_c16},
 };
 
 const Entry& find_entry(int head_dim, int columns) {
@@ -29,9 +32,15 @@ const Entry& find_entry(int head_dim, int columns) {
     if (entry.head_dim == head_dim && entry.columns == columns) return entry;
   }
   fail(
-      "attend_decode_int2: head_dim 64, 96, 128, 192 or 256 with 8 or 16 columns a block expected, "
+      "attend_decode_int2: head_dim 64, 96, 128, 192 or 256 with 4, 8 or 16 columns a block "
+      "expected, "
       "got ",
       head_dim, " with ", columns);
+}
+
+// A partial result: its values, and a log2-sum for every four of them.
+size_t slot_bytes(int head_dim, int columns) {
+  return static_cast<size_t>(head_dim) * static_cast<size_t>(columns) / 4 * 5 * sizeof(float);
 }
 
 void check_element(ElementType type, const char* name) {
@@ -84,11 +93,9 @@ void check_params(const AttendDecodeParams& p) {
   OSCAR_CHECK(cache.sink_table_pages >= 0 && cache.sink_table_pages <= cache.bf16_table_stride, op,
               ": sink_table_pages ", cache.sink_table_pages, " outside the BF16 table's ",
               cache.bf16_table_stride);
-  OSCAR_CHECK(p.num_segments > 0 && p.num_slots >= 0, op, ": empty schedule");
-  const size_t needed = static_cast<size_t>(p.num_segments + 3) / 4 * 16 +
-                        static_cast<size_t>(p.num_slots) *
-                            static_cast<size_t>(p.columns_per_block) *
-                            static_cast<size_t>(cache.head_dim + 4) * sizeof(float);
+  OSCAR_CHECK(p.num_slots >= 0, op, ": negative num_slots");
+  const size_t needed =
+      static_cast<size_t>(p.num_slots) * slot_bytes(cache.head_dim, p.columns_per_block);
   OSCAR_CHECK(p.workspace_bytes >= needed, op, ": workspace of ", needed, " bytes expected, got ",
               p.workspace_bytes);
 }
@@ -154,17 +161,12 @@ int attend_decode_num_ctas(int head_dim, int columns_per_block) {
   return device_multiprocessors();  // one thread block fills a multiprocessor's shared memory
 }
 
-size_t attend_decode_workspace_bytes(int head_dim, int columns_per_block, int num_segments,
-                                     int num_ctas) {
+size_t attend_decode_workspace_bytes(int head_dim, int columns_per_block, int num_ctas) {
   find_entry(head_dim, columns_per_block);
-  OSCAR_CHECK(num_segments > 0 && num_ctas > 0,
-              "attend_decode_int2: positive numbers of segments and thread blocks expected, got ",
-              num_segments, " and ", num_ctas);
+  OSCAR_CHECK(num_ctas > 0, "attend_decode_int2: a positive number of thread blocks expected, got ",
+              num_ctas);
   // A thread block starts inside at most one segment and ends inside at most one.
-  const size_t slots = 2 * static_cast<size_t>(num_ctas);
-  return (static_cast<size_t>(num_segments) + 3) / 4 * 16 +
-         slots * static_cast<size_t>(columns_per_block) * static_cast<size_t>(head_dim + 4) *
-             sizeof(float);
+  return 2 * static_cast<size_t>(num_ctas) * slot_bytes(head_dim, columns_per_block);
 }
 
 void attend_decode_int2(const AttendDecodeParams& p, void* stream) {
@@ -174,7 +176,8 @@ void attend_decode_int2(const AttendDecodeParams& p, void* stream) {
               "attend_decode_int2: schedule for ", device_multiprocessors(),
               " thread blocks expected, got ", p.num_ctas);
   if (p.check_tables) check_tables(p, static_cast<cudaStream_t>(stream));
-  entry.launch(p, {static_cast<cudaStream_t>(stream), device_shared_bytes()});
+  entry.launch(p, {static_cast<cudaStream_t>(stream), device_shared_bytes(),
+                   p.overlap_launch && device_compute_capability() >= 90});
   check_cuda(cudaGetLastError(), "attend_decode_int2: launch");
 }
 

@@ -35,20 +35,22 @@ struct AttendDecodeParams {
   int num_ctas = 0;
   int columns_per_block = 8;
   // Device, attend_decode_workspace_bytes(...) bytes, 16-byte aligned, zeroed once when allocated
-  // (every launch leaves its counters at zero); not shared by launches that may overlap.
+  // (every launch leaves it zero); not shared by launches that may overlap.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
-  int num_segments = 0, num_slots = 0;  // of the schedule
+  int num_slots = 0;  // of the schedule
+  // sm_90 and later: the launch may be prepared while the previous kernel of the stream ends
+  // (programmatic dependent launch); it reads nothing before that kernel's results are visible.
+  bool overlap_launch = true;
   // Reads the tables back and checks every page id and length (slow, synchronises).
   bool check_tables = false;
 };
 
 // Thread blocks the kernel keeps resident on the current device.
 int attend_decode_num_ctas(int head_dim, int columns_per_block);
-// Enough for any schedule of at most num_segments segments and num_ctas blocks, so that one
-// workspace serves every step of a captured graph.
-size_t attend_decode_workspace_bytes(int head_dim, int columns_per_block, int num_segments,
-                                     int num_ctas);
+// Enough for any schedule of num_ctas blocks, so that one workspace serves every step of a captured
+// graph.
+size_t attend_decode_workspace_bytes(int head_dim, int columns_per_block, int num_ctas);
 // stream: a cudaStream_t (null = default). Asynchronous; only launches, so it can be captured.
 // Throws Error on an unsupported shape, a null or misaligned pointer, zero lengths, or (with
 // check_tables) a page id or length out of range.

@@ -1,5 +1,5 @@
-// Host side of one decode attention shape: ring depth by the device's shared memory, attributes,
-// launch.
+// Host side of one decode attention shape: warps and ring depth by the device's shared memory,
+// attributes, launch.
 #pragma once
 
 #include "kernels/decode_kernel.cuh"
@@ -10,46 +10,59 @@ namespace oscar::decode {
 
 // kDevice: 0 = sm_90, sm_100 (227 KB of shared memory a block), 1 = sm_80 (163 KB), 2 = sm_89,
 // sm_120 (99 KB, fewer warps). Device code is compiled only where it runs.
-template <int D, int NT, int W, int kEntries, int kDevice>
-__global__ void __launch_bounds__(Config<D, NT, W>::kThreads, 1)
+template <int D, int NT, int C, int W, int kEntries, int kDevice>
+__global__ void __launch_bounds__(Config<D, NT, C, W>::kThreads, 1)
     attend_decode_entry(const __grid_constant__ AttendDecodeParams params) {
 #ifdef __CUDA_ARCH__
   constexpr int here = __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10 ? 0
                        : __CUDA_ARCH__ == 800                            ? 1
                                                                          : 2;
   if constexpr (here == kDevice) {
-    attend_decode<D, NT, W, kEntries>(params);
+    attend_decode<D, NT, C, W, kEntries>(params);
   } else {
     __trap();
   }
 #endif
 }
 
-template <int D, int NT, int W, int kEntries, int kDevice>
+template <int D, int NT, int C, int W, int kSharedBytes, int kDevice>
 void launch_entries(const AttendDecodeParams& params, const Launch& launch) {
-  using C = Config<D, NT, W>;
-  static_assert(kEntries >= 3, "a chunk needs two entries, and one more to overlap");
-  const int shared = kEntries * C::kEntryBytes + C::kFixedBytes;
-  const auto kernel = attend_decode_entry<D, NT, W, kEntries, kDevice>;
+  using Conf = Config<D, NT, C, W>;
+  constexpr int kEntries = ring_entries<Conf>(kSharedBytes);
+  static_assert(kEntries >= W);
+  const int shared = kEntries * Conf::kEntryBytes + Conf::kFixedBytes;
+  const auto kernel = attend_decode_entry<D, NT, C, W, kEntries, kDevice>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
              "attend_decode_int2: shared memory");
-  kernel<<<params.num_ctas, C::kThreads, shared, launch.stream>>>(params);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(params.num_ctas));
+  config.blockDim = dim3(Conf::kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  config.stream = launch.stream;
+  // The kernel waits for its predecessors by itself, before it reads anything.
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = launch.programmatic ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, params), "attend_decode_int2: launch");
 }
 
-template <int D, int NT>
+template <int D, int NT, int C>
 void launch_shape(const AttendDecodeParams& params, const Launch& launch) {
   // Warps: as many as the registers allow; the arithmetic of a page is a chain of latencies that
-  // only other warps can fill.
-  constexpr int kWarps = D * NT <= 128 ? 15 : (D * NT <= 256 ? 11 : 7);
+  // only other warps can fill. D = 192: 10 divide the ring better than 11.
+  constexpr int kWarps =
+      D * NT <= 128 ? 15 : (D * NT == 192 && D == 192 ? 10 : (D * NT <= 256 ? 11 : 7));
   if (launch.shared_bytes >= 227 * 1024) {
-    launch_entries<D, NT, kWarps, ring_entries<D, NT, kWarps>(227 * 1024), 0>(params, launch);
+    launch_entries<D, NT, C, kWarps, 227 * 1024, 0>(params, launch);
   } else if (launch.shared_bytes >= 163 * 1024) {
-    launch_entries<D, NT, kWarps, ring_entries<D, NT, kWarps>(163 * 1024), 1>(params, launch);
+    launch_entries<D, NT, C, kWarps, 163 * 1024, 1>(params, launch);
   } else {
     OSCAR_CHECK(launch.shared_bytes >= 99 * 1024,
                 "attend_decode_int2: 99 KB of shared memory for a thread block expected, got ",
                 launch.shared_bytes, " bytes");
-    launch_entries<D, NT, 3, ring_entries<D, NT, 3>(99 * 1024), 2>(params, launch);
+    launch_entries<D, NT, C, 3, 99 * 1024, 2>(params, launch);
   }
 }
 

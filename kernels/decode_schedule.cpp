@@ -8,11 +8,14 @@
 namespace oscar {
 namespace {
 
-// Fixed cost of a run (query load, merge over the warps, partial write, arrival) in INT2 pages:
-// measured on an H200 as about 4 us, the time in which a thread block streams this many pages.
-constexpr double kRunCost = 28.0;
+// Fixed cost of a run (query, merge over the warps) in INT2 pages: about 1.5 us on an H200, of
+// which the copies that go on meanwhile hide a part.
+constexpr double kRunCost = 10.0;
 // A segment is not cut when less than this would be left on one side: the merge costs more.
 constexpr double kMinRun = 4.0;
+// Thread blocks with one run each are taken although others would be this much fuller: nothing is
+// hidden at the end of a short launch.
+constexpr double kSingleRunBonus = 1.04;
 
 struct Segment {
   DecodeWork whole;  // chunk and page ranges of the segment
@@ -47,11 +50,12 @@ void check(const DecodeProblem& problem) {
 // Chunks and pages that any query token of the sequence can see.
 DecodeWork visible_range(const DecodeProblem& problem, const SequenceLengths& n) {
   DecodeWork work{};
-  const int sink_chunks = (n.sink + 15) / 16;
+  constexpr int kTokens = kDecodeChunkTokens;
+  const int sink_chunks = (n.sink + kTokens - 1) / kTokens;
   work.chunk_begin = 0;
   // Ring chunks are aligned in the ring.
-  const int skipped = n.recent_start % 16;
-  work.chunk_end = sink_chunks + (n.recent > 0 ? (skipped + n.recent + 15) / 16 : 0);
+  const int skipped = n.recent_start % kTokens;
+  work.chunk_end = sink_chunks + (n.recent > 0 ? (skipped + n.recent + kTokens - 1) / kTokens : 0);
   work.page_begin = 0;
   work.page_end = (n.history + kInt2PageTokens - 1) / kInt2PageTokens;
   work.lengths = n;
@@ -61,20 +65,25 @@ DecodeWork visible_range(const DecodeProblem& problem, const SequenceLengths& n)
   const int first_query = n.sink + n.history + n.recent - problem.num_query_tokens;
   const int first_key = std::max(0, first_query - problem.sliding_window + 1);
   if (first_key < n.sink) {
-    work.chunk_begin = first_key / 16;
+    work.chunk_begin = first_key / kTokens;
   } else if (first_key < n.sink + n.history) {
     work.chunk_begin = sink_chunks;
     work.page_begin = (first_key - n.sink) / kInt2PageTokens;
   } else {
-    work.chunk_begin = sink_chunks + (skipped + first_key - n.sink - n.history) / 16;
+    work.chunk_begin = sink_chunks + (skipped + first_key - n.sink - n.history) / kTokens;
     work.page_begin = work.page_end;
   }
   return work;
 }
 
-// Cuts the segments over blocks of at most `budget`; returns false when more than num_ctas would be
-// needed. `schedule` may be null (trial).
-bool distribute(const std::vector<Segment>& segments, double budget, double chunk_cost,
+struct Division {
+  double budget = 0;        // largest load of a thread block
+  bool single_run = false;  // no thread block works on two segments
+};
+
+// Cuts the segments over blocks; returns false when more than num_ctas would be needed. `schedule`
+// may be null (trial).
+bool distribute(const std::vector<Segment>& segments, Division division, double chunk_cost,
                 int num_ctas, DecodeSchedule* schedule) {
   if (schedule != nullptr) {
     DecodeWork idle{};
@@ -92,11 +101,12 @@ bool distribute(const std::vector<Segment>& segments, double budget, double chun
   for (size_t s = 0; s < segments.size(); ++s) {
     const Segment& segment = segments[s];
     placed.clear();
+    if (division.single_run && load > 0) next_cta();
     int chunk = segment.whole.chunk_begin, page = segment.whole.page_begin, parts = 0;
     double left = segment.cost;
     while (parts == 0 || left > 0) {
       if (cta >= num_ctas) return false;
-      double room = budget - load - kRunCost;
+      double room = division.budget - load - kRunCost;
       if (room < std::min(left, kMinRun) && load > 0) {
         next_cta();
         continue;
@@ -155,10 +165,13 @@ bool distribute(const std::vector<Segment>& segments, double budget, double chun
 }  // namespace
 
 int decode_columns_per_block(int group, int num_query_tokens) {
-  return group * num_query_tokens <= 8 ? 8 : 16;
+  const int columns = group * num_query_tokens;
+  return columns <= 4 ? 4 : (columns <= 8 ? 8 : 16);
 }
 
-double bf16_chunk_cost(int head_dim) { return 16.0 * head_dim * 4.0 / record_page_bytes(head_dim); }
+double bf16_chunk_cost(int head_dim) {
+  return kDecodeChunkTokens * head_dim * 4.0 / record_page_bytes(head_dim);
+}
 
 DecodeSchedule make_decode_schedule(const DecodeProblem& problem) {
   check(problem);
@@ -167,7 +180,7 @@ DecodeSchedule make_decode_schedule(const DecodeProblem& problem) {
   const int columns = problem.group * problem.num_query_tokens;
   const double chunk_cost = bf16_chunk_cost(problem.head_dim);
   std::vector<Segment> segments;
-  double total = 0, largest = 0;
+  double total = 0;
   for (size_t b = 0; b < problem.lengths.size(); ++b) {
     const DecodeWork range = visible_range(problem, problem.lengths[b]);
     for (int head = 0; head < problem.num_kv_heads; ++head) {
@@ -179,19 +192,28 @@ DecodeSchedule make_decode_schedule(const DecodeProblem& problem) {
         segment.whole.column_begin = column;
         segment.whole.num_columns = std::min(schedule.columns_per_block, columns - column);
         total += segment.cost + kRunCost;
-        largest = std::max(largest, segment.cost);
         segments.push_back(segment);
       }
     }
   }
   schedule.num_segments = static_cast<int>(segments.size());
-  // Smallest budget that fits; the bounds: perfect balance, and one block doing everything.
-  double low = total / problem.num_ctas, high = total + kRunCost + chunk_cost;
-  for (int step = 0; step < 40 && high - low > 0.25; ++step) {
-    const double middle = 0.5 * (low + high);
-    (distribute(segments, middle, chunk_cost, problem.num_ctas, nullptr) ? high : low) = middle;
+  const auto smallest_budget = [&](bool single_run) {
+    // Between perfect balance and one block doing everything.
+    double low = total / problem.num_ctas, high = total + kRunCost + chunk_cost;
+    for (int step = 0; step < 40 && high - low > 0.25; ++step) {
+      const double middle = 0.5 * (low + high);
+      const bool fits =
+          distribute(segments, {middle, single_run}, chunk_cost, problem.num_ctas, nullptr);
+      (fits ? high : low) = middle;
+    }
+    return Division{high, single_run};
+  };
+  Division division = smallest_budget(false);
+  if (schedule.num_segments <= problem.num_ctas) {
+    const Division single = smallest_budget(true);
+    if (single.budget <= kSingleRunBonus * division.budget) division = single;
   }
-  OSCAR_CHECK(distribute(segments, high, chunk_cost, problem.num_ctas, &schedule),
+  OSCAR_CHECK(distribute(segments, division, chunk_cost, problem.num_ctas, &schedule),
               "decode schedule: internal error, no distribution found");
   return schedule;
 }

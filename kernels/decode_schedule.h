@@ -9,13 +9,16 @@
 
 namespace oscar {
 
+// Tokens of a chunk, the unit in which the BF16 windows are read.
+inline constexpr int kDecodeChunkTokens = 8;
+
 // A run of one (sequence, KV head, column block) given to one thread block. A column is one (query
 // token, query head of the group) pair: column = query_token * group + head. Device POD: everything
 // a thread block must know before its first copy, so that it waits for one load only.
 struct DecodeWork {
   SequenceLengths lengths;  // of the sequence; all zero: the thread block has nothing to do
   int32_t seq, kv_head, column_begin, num_columns;
-  int32_t chunk_begin, chunk_end;    // BF16 chunks of 16 tokens: the sink's, then the ring's
+  int32_t chunk_begin, chunk_end;    // BF16 chunks: the sink's, then the ring's
   int32_t page_begin, page_end;      // INT2 pages of the history
   int32_t segment, part, num_parts;  // this is part `part` of the segment
   int32_t first_slot;                // partial result of part 0 in the workspace, -1 = not split
@@ -40,13 +43,13 @@ struct DecodeSchedule {
   std::vector<DecodeWork> work;
   int num_segments = 0;
   int num_slots = 0;                   // partial results in the workspace (0: no segment is split)
-  int columns_per_block = 8;           // 8 or 16
+  int columns_per_block = 8;           // 4, 8 or 16
   double cost_max = 0, cost_mean = 0;  // modelled load of the thread blocks, in INT2 pages
 };
 
-// Columns a thread block handles at once: one tensor-core n-tile of 8, or two.
+// Columns a thread block handles at once: half a tensor-core n-tile, a whole one (8), or two.
 int decode_columns_per_block(int group, int num_query_tokens);
-// Cost of a 16-token BF16 chunk in INT2 pages: the ratio of their bytes.
+// Cost of a BF16 chunk in INT2 pages: the ratio of their bytes.
 double bf16_chunk_cost(int head_dim);
 // Throws Error on an impossible problem (empty batch or sequence, unsupported shape).
 DecodeSchedule make_decode_schedule(const DecodeProblem& problem);

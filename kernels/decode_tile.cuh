@@ -67,6 +67,24 @@ __device__ __forceinline__ void load_words(const uint8_t* codes, int lane, uint3
   }
 }
 
+// Columns. An n-tile of the mma has 8; lane (g, t) holds accumulator columns 2 t and 2 t + 1. C =
+// 2: all 8 are used. C = 1: at most 4 columns, put at the even places, so that every lane has one
+// and the softmax costs half.
+template <int C>
+__device__ __forceinline__ constexpr int lane_column(int n, int c, int t) {
+  return C == 2 ? 8 * n + 2 * t + c : 4 * n + t;
+}
+// Column whose query the lane of row g holds as B fragment.
+template <int C>
+__device__ __forceinline__ constexpr int fragment_column(int n, int g) {
+  return C == 2 ? 8 * n + g : 4 * n + g / 2;
+}
+// Lane whose fragment column is the lane's accumulator column (n-tile's c).
+template <int C>
+__device__ __forceinline__ constexpr int fragment_lane(int c, int t) {
+  return 4 * (2 * t + c);
+}
+
 // Calls body.template operator()<0>() ... <kCount - 1>().
 template <int kCount, int kIndex = 0, class Body>
 __device__ __forceinline__ void unroll(const Body& body) {
@@ -77,20 +95,20 @@ __device__ __forceinline__ void unroll(const Body& body) {
 }
 
 // Visible keys of the lane's two columns of every n-tile: first <= position <= last.
-template <int NT>
+template <int NT, int C>
 struct ColumnLimits {
-  int first[NT][2], last[NT][2];
+  int first[NT][C], last[NT][C];
 };
 
-// Online softmax of a warp: lane (g, t) holds columns 8 n + 2 t, + 1 of n-tile n. `o` of tile i:
-// [0..1] dims of item 2 i, [2..3] of item 2 i + 1, row g.
-template <int D, int NT>
+// Online softmax of a warp: lane (g, t) holds columns lane_column(n, c, t) of n-tile n. `o` of tile
+// i: [0..1] dims of item 2 i, [2..3] of item 2 i + 1, row g; with C = 1 only [0] and [2] count.
+template <int D, int NT, int C>
 struct Softmax {
   float o[NT][D / 16][4];
-  float sum[NT][2];        // sum of p, this lane's rows only
-  float min_sum[NT][2];    // sum of p * min(V)
-  float reference[NT][2];  // p = 2^(score - reference); 0 while the column is unseen
-  float limit[NT][2];      // scores relative to the reference may reach this
+  float sum[NT][C];        // sum of p, this lane's rows only
+  float min_sum[NT][C];    // sum of p * min(V)
+  float reference[NT][C];  // p = 2^(score - reference); 0 while the column is unseen
+  float limit[NT][C];      // scores relative to the reference may reach this
   int scale_exponent;      // V scales seen are <= 2^scale_exponent, which is >= 0
 
   __device__ __forceinline__ void reset() {
@@ -102,7 +120,7 @@ struct Softmax {
         for (int j = 0; j < 4; ++j) o[n][i][j] = 0.0F;
       }
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
+      for (int c = 0; c < C; ++c) {
         sum[n][c] = min_sum[n][c] = reference[n][c] = 0.0F;
         limit[n][c] = kUnseen;
       }
@@ -114,13 +132,13 @@ struct Softmax {
   // rule, else the references move (and s, o and the sums with them). highest: this lane's largest
   // score of each column; scale_max: this lane's largest V scale.
   template <int R>
-  __device__ __forceinline__ void settle(float (&s)[NT][R][4], const float (&highest)[NT][2],
+  __device__ __forceinline__ void settle(float (&s)[NT][R][4], const float (&highest)[NT][C],
                                          float scale_max) {
     bool ok = scale_max <= __int_as_float((127 + scale_exponent) << 23);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) ok = ok && highest[n][c] <= limit[n][c];
+      for (int c = 0; c < C; ++c) ok = ok && highest[n][c] <= limit[n][c];
     }
     if (__all_sync(~0U, ok)) return;
 #pragma unroll
@@ -131,7 +149,7 @@ struct Softmax {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
+      for (int c = 0; c < C; ++c) {
         float high = highest[n][c];
 #pragma unroll
         for (int d = 4; d < 32; d <<= 1) high = fmaxf(high, __shfl_xor_sync(~0U, high, d));
@@ -197,12 +215,13 @@ __device__ __forceinline__ float cap_score(float score, float cap, float inverse
 }
 
 // RB records (16 RB tokens) of a page already in shared memory. kGeneral: masks and softcap.
-template <int D, int NT, int RB, bool kGeneral, bool kQInRegisters>
-__device__ __forceinline__ void attend_records(Softmax<D, NT>& state,
+template <int D, int NT, int C, int RB, bool kGeneral, bool kQInRegisters>
+__device__ __forceinline__ void attend_records(Softmax<D, NT, C>& state,
                                                const QueryFragments<D, NT, kQInRegisters>& query,
-                                               const float (&q_sum)[NT][2], ScoreScale scale,
+                                               const float (&q_sum)[NT][C], ScoreScale scale,
                                                const uint8_t* records, int lane, int first_position,
-                                               int end_position, const ColumnLimits<NT>& limits) {
+                                               int end_position,
+                                               const ColumnLimits<NT, C>& limits) {
   const int g = lane >> 2;
   float s[NT][RB][4];
 #pragma unroll
@@ -234,9 +253,12 @@ __device__ __forceinline__ void attend_records(Softmax<D, NT>& state,
   }
   // Scale and minimum of K; metadata of V is kept as loaded.
   uint32_t v_meta[RB][2];
-  float highest[NT][2];
+  float highest[NT][C];
 #pragma unroll
-  for (int n = 0; n < NT; ++n) highest[n][0] = highest[n][1] = kMasked;
+  for (int n = 0; n < NT; ++n) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) highest[n][c] = kMasked;
+  }
   __half2 v_meta_max = __float2half2_rn(0.0F);
 #pragma unroll
   for (int r = 0; r < RB; ++r) {
@@ -258,7 +280,7 @@ __device__ __forceinline__ void attend_records(Softmax<D, NT>& state,
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
+      for (int c = 0; c < C; ++c) {
         // Relative to the reference at once, unless a softcap comes between.
         const float reference = kGeneral ? 0.0F : state.reference[n][c];
         s[n][r][c] = fmaf(s[n][r][c], k_low.x, fmaf(k_low.y, q_sum[n][c], -reference));
@@ -285,16 +307,17 @@ __device__ __forceinline__ void attend_records(Softmax<D, NT>& state,
     const float2 v_low = unpack_fp16(v_meta[r][0]), v_high = unpack_fp16(v_meta[r][1]);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      float p[4];
+      float low[2] = {0.0F, 0.0F}, high[2] = {0.0F, 0.0F};  // weights of tokens 0-7 and 8-15
 #pragma unroll
-      for (int j = 0; j < 4; ++j) p[j] = exp2_fast(s[n][r][j]);
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        state.sum[n][c] += p[c] + p[c + 2];
-        state.min_sum[n][c] = fmaf(p[c], v_low.y, fmaf(p[c + 2], v_high.y, state.min_sum[n][c]));
+      for (int c = 0; c < C; ++c) {
+        const float p_low = exp2_fast(s[n][r][c]), p_high = exp2_fast(s[n][r][c + 2]);
+        state.sum[n][c] += p_low + p_high;
+        state.min_sum[n][c] = fmaf(p_low, v_low.y, fmaf(p_high, v_high.y, state.min_sum[n][c]));
+        low[c] = p_low * v_low.x;
+        high[c] = p_high * v_high.x;
       }
-      b[r][n][0] = transpose_8x8(pack_fp16(p[0] * v_low.x, p[1] * v_low.x));
-      b[r][n][1] = transpose_8x8(pack_fp16(p[2] * v_high.x, p[3] * v_high.x));
+      b[r][n][0] = transpose_8x8(pack_fp16(low[0], low[1]));
+      b[r][n][1] = transpose_8x8(pack_fp16(high[0], high[1]));
     }
   }
 #pragma unroll

@@ -203,7 +203,7 @@ KernelTiming bench_decode(const DecodeBenchShape& s, double read_ceiling_tb_per_
     x = static_cast<float>(random.normal() / std::sqrt(static_cast<double>(row)));
   const Buffer<float> d_rotation(rotation);
   const Buffer<uint8_t> workspace(
-      attend_decode_workspace_bytes(s.head_dim, columns, schedule.num_segments, problem.num_ctas));
+      attend_decode_workspace_bytes(s.head_dim, columns, problem.num_ctas));
   check_cuda(cudaMemset(workspace.get(), 0, workspace.bytes()), "bench: workspace");
   AttendDecodeParams p;
   p.cache.num_kv_heads = s.num_kv_heads;
@@ -224,13 +224,13 @@ KernelTiming bench_decode(const DecodeBenchShape& s, double read_ceiling_tb_per_
   p.q_token_stride = p.q_seq_stride = static_cast<int64_t>(s.head_dim) * s.num_q_heads;
   p.rotation = s.rotate ? d_rotation.get() : nullptr;
   p.out = out.get();
+  p.overlap_launch = s.overlap_launch;
   p.softmax_scale = 1.0F / std::sqrt(static_cast<float>(s.head_dim));
   p.work = work.get();
   p.num_ctas = problem.num_ctas;
   p.columns_per_block = columns;
   p.workspace = workspace.get();
   p.workspace_bytes = workspace.bytes();
-  p.num_segments = schedule.num_segments;
   p.num_slots = schedule.num_slots;
   const int launches = std::max(cache.copies, bytes > 1e9 ? 1 : 4);
   KernelTiming timing = time_launches(launches, 15, [&](cudaStream_t stream, int i) {

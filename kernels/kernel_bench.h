@@ -13,8 +13,9 @@ struct DecodeBenchShape {
   int context = 32768;  // tokens in all
   int batch = 1;
   int sink = 64, recent = 256;
-  bool random_pages = true;  // false: pages in order
-  bool rotate = false;       // query rotation inside
+  bool random_pages = true;    // false: pages in order
+  bool rotate = false;         // query rotation inside
+  bool overlap_launch = true;  // as in AttendDecodeParams
 };
 struct WriteBenchShape {
   int num_kv_heads = 8, head_dim = 128;

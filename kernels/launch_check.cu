@@ -30,6 +30,10 @@ void check_device_pointer(const void* pointer, size_t alignment, const char* op,
               ", the current device is ", device);
 }
 
+int device_compute_capability() {
+  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+         device_attribute(cudaDevAttrComputeCapabilityMinor);
+}
 int device_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 int device_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 

@@ -14,6 +14,7 @@ namespace oscar {
 void check_cuda(cudaError_t status, const char* what);
 // The pointer must be non-null, aligned to `alignment` bytes and belong to the current device.
 void check_device_pointer(const void* pointer, size_t alignment, const char* op, const char* name);
+int device_compute_capability();  // 10 major + minor
 int device_multiprocessors();
 int device_shared_bytes();  // largest dynamic shared memory of a thread block
 

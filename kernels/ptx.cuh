@@ -128,6 +128,47 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Brings the 128-byte line of an address into the L2 cache: a hint that reads nothing, so it may
+// come before the grid dependency.
+__device__ __forceinline__ void prefetch_l2(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}
+// Programmatic dependent launch (sm_90 and later): the next kernel of the stream may be brought in
+// while this one runs; everything the previous kernels wrote is visible after the wait.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Words exchanged by thread blocks of one launch through the L2 cache.
+__device__ __forceinline__ void store_relaxed(uint4* pointer, uint4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(pointer), "r"(x.x),
+               "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* pointer, uint32_t x) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(x) : "memory");
+}
+__device__ __forceinline__ uint4 load_relaxed(const uint4* pointer) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(pointer)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* pointer) {
+  uint32_t x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(pointer) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ uint4 load_streaming(const void* pointer) {
   uint4 r;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"

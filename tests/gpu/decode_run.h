@@ -65,7 +65,7 @@ struct DecodeRun {
     schedule = make_decode_schedule(problem);
     d_work = std::make_unique<DeviceBuffer<DecodeWork>>(schedule.work);
     d_workspace = std::make_unique<DeviceBuffer<uint8_t>>(
-        attend_decode_workspace_bytes(dim, columns, schedule.num_segments, problem.num_ctas), 0);
+        attend_decode_workspace_bytes(dim, columns, problem.num_ctas), 0);
     const size_t rows = at(batch * o.num_query_tokens * num_q_heads);
     d_out = std::make_unique<DeviceBuffer<uint8_t>>(rows * at(dim) *
                                                     (o.out_type == ElementType::kFp32 ? 4 : 2));
@@ -96,7 +96,6 @@ struct DecodeRun {
     p.columns_per_block = schedule.columns_per_block;
     p.workspace = d_workspace->get();
     p.workspace_bytes = d_workspace->bytes();
-    p.num_segments = schedule.num_segments;
     p.num_slots = schedule.num_slots;
     p.check_tables = true;
     return p;
