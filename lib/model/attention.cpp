@@ -34,31 +34,63 @@ struct Call {
   size_t first_position;
   const float* q;
   float* o;
-  float* lse;  // may be null
+  float* lse;                // may be null
+  const PairKernels* pairs;  // null: everything in float32
 
   size_t width() const { return padded_width(state.head_dim); }
+  float score_scale() const {
+    return static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(state.head_dim)));
+  }
 };
 
-// Queries of tokens [begin, begin + count) of the call for one KV head, scaled and rotated:
-// [count * group, width].
-void load_queries(const Call& call, size_t head, size_t begin, size_t count, float* out) {
+// bf16 products for rows that are held in bf16, where the processor has them.
+const PairKernels* choose_pairs(const KvCache::State& state, Compute compute) {
+  const bool whole = state.head_dim % kColumnMultiple == 0;
+  return compute == Compute::kBf16 && state.bf16() && whole ? pair_kernels() : nullptr;
+}
+
+// Queries of a tile of rows as the blocks are multiplied with them (QueryTile).
+struct Queries {
+  AlignedBuffer<float> scaled;
+  AlignedBuffer<uint32_t> pairs;
+};
+
+// out[i] = x[i] * factor.
+void scale(const float* x, size_t count, float factor, float* out) {
+  for (size_t i = 0; i < count; ++i) out[i] = x[i] * factor;
+}
+
+// Queries of tokens [begin, begin + count) of the call for one KV head, rotated: scaled [count *
+// group, width], or pairs [count * group, D / 2], or both where packed rows are read besides.
+void load_queries(const Call& call, size_t head, size_t begin, size_t count, Queries& out) {
   const KvCache::State& state = call.state;
-  const size_t rows = count * state.group_size;
-  const float scale =
-      static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(state.head_dim)));
-  std::vector<float> scaled(rows * state.head_dim);
-  for (size_t i = 0; i < count; ++i) {
-    const float* source =
-        call.q + ((begin + i) * state.num_heads + head * state.group_size) * state.head_dim;
-    float* target = scaled.data() + i * state.group_size * state.head_dim;
-    for (size_t d = 0; d < state.group_size * state.head_dim; ++d) target[d] = source[d] * scale;
+  const size_t dim = state.head_dim, width = call.width(), group = state.group_size;
+  const size_t rows = count * group;
+  const auto source = [&](size_t i) {
+    return call.q + ((begin + i) * state.num_heads + head * group) * dim;
+  };
+  if (call.pairs != nullptr && !state.arm->quantized) {
+    uint32_t* pairs = out.pairs.get(rows * dim / 2);
+    for (size_t i = 0; i < count; ++i)
+      call.pairs->round(group, dim, source(i), dim, pairs + i * group * dim / 2, dim / 2);
+    return;
   }
   const float* rotation = nullptr;
   if (state.arm->quantized) {
     const PreparedSide& prepared = (*state.prepared)[call.layer].sides[kKeySide];
     if (prepared.rotated) rotation = prepared.rotation[head];
   }
-  rotate_rows(scaled.data(), state.head_dim, rows, state.head_dim, nullptr, rotation, out);
+  thread_local AlignedBuffer<float> gathered;
+  float* rows_of_head = gathered.get(rows * dim);
+  // Pairs are scaled after the product, so that queries which are bf16 already lose nothing.
+  const float before = call.pairs == nullptr ? call.score_scale() : 1.0F;
+  for (size_t i = 0; i < count; ++i)
+    scale(source(i), group * dim, before, rows_of_head + i * group * dim);
+  float* rotated = out.scaled.get(rows * width);
+  rotate_rows(rows_of_head, dim, rows, dim, nullptr, rotation, rotated);
+  if (call.pairs == nullptr) return;
+  call.pairs->round(rows, dim, rotated, width, out.pairs.get(rows * dim / 2), dim / 2);
+  scale(rotated, rows * width, call.score_scale(), rotated);
 }
 
 // Divides by the softmax sums, returns to the model's coordinates and writes o and lse.
@@ -67,34 +99,39 @@ void store_outputs(const Call& call, size_t head, size_t begin, size_t count,
   const KvCache::State& state = call.state;
   const size_t width = call.width();
   const size_t rows = count * state.group_size;
-  for (size_t r = 0; r < rows; ++r) {
-    const float inverse = 1.0F / total.sum[r];
-    for (size_t d = 0; d < width; ++d) total.out[r * width + d] *= inverse;
-  }
-  const float* final_rows = total.out;
-  std::vector<float> unrotated;
+  const float* rotation = nullptr;
   const float* value_mean = nullptr;
   const float* key_mean = nullptr;
   if (state.arm->quantized) {
     const PreparedSide& prepared = (*state.prepared)[call.layer].sides[kValueSide];
     value_mean = state.side_arm(call.layer, kValueSide).mean_of(head);
     key_mean = state.side_arm(call.layer, kKeySide).mean_of(head);
-    if (prepared.rotated) {
-      unrotated.resize(rows * width);
-      rotate_rows(total.out, width, rows, state.head_dim, nullptr,
-                  prepared.rotation_transposed[head], unrotated.data());
-      final_rows = unrotated.data();
-    }
+    if (prepared.rotated) rotation = prepared.rotation_transposed[head];
   }
-  const double scale = 1.0 / std::sqrt(static_cast<double>(state.head_dim));
+  const auto query_of = [&](size_t r) {
+    return (begin + r / state.group_size) * state.num_heads + head * state.group_size +
+           r % state.group_size;
+  };
+  thread_local AlignedBuffer<float> unrotated;
+  if (rotation != nullptr) {
+    for (size_t r = 0; r < rows; ++r)
+      scale(total.out + r * width, width, 1.0F / total.sum[r], total.out + r * width);
+    rotate_rows(total.out, width, rows, state.head_dim, nullptr, rotation,
+                unrotated.get(rows * width));
+  }
   for (size_t r = 0; r < rows; ++r) {
-    const size_t query = (begin + r / state.group_size) * state.num_heads +
-                         head * state.group_size + r % state.group_size;
-    float* out = call.o + query * state.head_dim;
-    for (size_t d = 0; d < state.head_dim; ++d) {
-      out[d] = final_rows[r * width + d] + (value_mean == nullptr ? 0.0F : value_mean[d]);
+    float* out = call.o + query_of(r) * state.head_dim;
+    if (rotation != nullptr) {
+      std::copy_n(unrotated.data() + r * width, state.head_dim, out);
+    } else {
+      scale(total.out + r * width, state.head_dim, 1.0F / total.sum[r], out);
     }
-    if (call.lse == nullptr) continue;
+    for (size_t d = 0; value_mean != nullptr && d < state.head_dim; ++d) out[d] += value_mean[d];
+  }
+  if (call.lse == nullptr) return;
+  const double score_scale = 1.0 / std::sqrt(static_cast<double>(state.head_dim));
+  for (size_t r = 0; r < rows; ++r) {
+    const size_t query = query_of(r);
     // Scores over centered keys lack the constant q . mean.
     double constant = 0.0;
     for (size_t d = 0; key_mean != nullptr && d < state.head_dim; ++d) {
@@ -102,17 +139,19 @@ void store_outputs(const Call& call, size_t head, size_t begin, size_t count,
     }
     call.lse[query] = static_cast<float>(
         (total.max_score[r] + std::log2(static_cast<double>(total.sum[r]))) * std::numbers::ln2 +
-        constant * scale);
+        constant * score_scale);
   }
 }
 
-QueryTile make_tile(const Call& call, size_t begin, size_t count, const float* queries) {
+QueryTile make_tile(const Call& call, size_t begin, size_t count, Queries& queries) {
   return {.first_position = call.first_position + begin,
           .num_tokens = count,
           .group_size = call.state.group_size,
           .head_dim = call.state.head_dim,
           .width = call.width(),
-          .queries = queries,
+          .queries = queries.scaled.data(),
+          .query_pairs = call.pairs == nullptr ? nullptr : queries.pairs.data(),
+          .pair_scale = call.score_scale(),
           .sink = call.state.arm->windows.sink,
           .key_end = call.plan.ends[kKeySide].data() + begin,
           .value_end = call.plan.ends[kValueSide].data() + begin};
@@ -136,18 +175,16 @@ void attend_split(const Call& call, size_t num_tokens) {
   const size_t rows = num_tokens * state.group_size;
   const BlockReader reader(state, call.layer, call.plan, call.first_position + num_tokens);
   const size_t num_segments = (reader.num_blocks() + kSegmentBlocks - 1) / kSegmentBlocks;
-  std::vector<std::vector<float>> queries(state.num_kv_heads);
+  std::vector<Queries> queries(state.num_kv_heads);
   std::vector<SoftmaxState> partial(state.num_kv_heads * num_segments);
-  for_each_head(call, num_tokens, [&](size_t head) {
-    queries[head].resize(rows * width);
-    load_queries(call, head, 0, num_tokens, queries[head].data());
-  });
+  for_each_head(call, num_tokens,
+                [&](size_t head) { load_queries(call, head, 0, num_tokens, queries[head]); });
   parallel_for(partial.size(), [&](size_t item) {
     const size_t head = item / num_segments;
     const size_t segment = item % num_segments;
-    const QueryTile tile = make_tile(call, 0, num_tokens, queries[head].data());
+    const QueryTile tile = make_tile(call, 0, num_tokens, queries[head]);
     partial[item].reset(rows, width);
-    thread_local std::vector<float> storage;
+    thread_local AlignedBuffer<float> storage;
     const size_t end = std::min(reader.num_blocks(), (segment + 1) * kSegmentBlocks);
     for (size_t block = segment * kSegmentBlocks; block < end; ++block) {
       attend_block(tile, reader.read(head, block, storage), partial[item]);
@@ -167,12 +204,11 @@ void attend_tile(const Call& call, const ExpandedBlocks& blocks, size_t head, si
                  size_t count) {
   const size_t width = call.width();
   const size_t rows = count * call.state.group_size;
-  thread_local std::vector<float> queries;
+  thread_local Queries queries;
   thread_local SoftmaxState segment;
   thread_local SoftmaxState total;
-  queries.resize(rows * width);
-  load_queries(call, head, begin, count, queries.data());
-  const QueryTile tile = make_tile(call, begin, count, queries.data());
+  load_queries(call, head, begin, count, queries);
+  const QueryTile tile = make_tile(call, begin, count, queries);
   total.reset(rows, width);
   const size_t end_block = (call.first_position + begin + count - 1) / kKeyBlock + 1;
   for (size_t block = 0; block < end_block; block += kSegmentBlocks) {
@@ -191,7 +227,8 @@ void attend_tiles(const Call& call, size_t num_tokens) {
   const KvCache::State& state = call.state;
   const BlockReader reader(state, call.layer, call.plan, call.first_position + num_tokens);
   const size_t heads_at_once =
-      std::clamp(kMaxExpandedFloats / reader.floats_per_head(), size_t{1}, state.num_kv_heads);
+      std::clamp(kMaxExpandedFloats / std::max<size_t>(1, reader.floats_per_head()), size_t{1},
+                 state.num_kv_heads);
   const size_t first_tile = call.first_position / kTileTokens;
   const size_t num_tiles = (call.first_position + num_tokens - 1) / kTileTokens - first_tile + 1;
   for (size_t first = 0; first < state.num_kv_heads; first += heads_at_once) {
@@ -209,11 +246,18 @@ void attend_tiles(const Call& call, size_t num_tokens) {
 }  // namespace
 
 void append_and_attend(KvCache& cache, size_t layer, size_t num_tokens, const float* q,
-                       const float* k, const float* v, float* o, float* lse) {
+                       const float* k, const float* v, float* o, float* lse, Compute compute) {
   if (num_tokens == 0) return;
   KvCache::State& state = cache.state();
   const WindowPlan plan = begin_append(state, layer, num_tokens, k, v);
-  const Call call{state, layer, plan, state.layers[layer].length - num_tokens, q, o, lse};
+  const Call call{.state = state,
+                  .layer = layer,
+                  .plan = plan,
+                  .first_position = state.layers[layer].length - num_tokens,
+                  .q = q,
+                  .o = o,
+                  .lse = lse,
+                  .pairs = choose_pairs(state, compute)};
   if (num_tokens <= kMaxSplitTokens) {
     attend_split(call, num_tokens);
   } else {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "model/kv_cache.h"
+#include "model/weight_matmul.h"
 
 namespace oscar {
 
@@ -21,9 +22,13 @@ namespace oscar {
 // Accumulates in float32. With exact windows each output row has the same bits however the tokens
 // were split into calls, and for any thread count. Serving windows: a call with several tokens is a
 // prefill chunk, a call with one token is a decode step (see KvCache::set_append_as_decode).
-// Throws Error naming layer, head and token when a key or value is not finite.
+// With Compute::kBf16, on a processor with bf16 products (pair_kernels()), rows that the cache
+// holds in bf16 are multiplied as bf16: queries and softmax weights are rounded, sums stay in
+// float32. Dequantized rows are multiplied in float32 always. Throws Error naming layer, head and
+// token when a key or value is not finite.
 void append_and_attend(KvCache& cache, size_t layer, size_t num_tokens, const float* q,
-                       const float* k, const float* v, float* o, float* lse);
+                       const float* k, const float* v, float* o, float* lse,
+                       Compute compute = Compute::kFp32);
 
 // The cache of `arm` as if its prefill had attended in high precision: takes the rows of a
 // reference arm's cache, packs what lies outside the windows and continues from there (mode

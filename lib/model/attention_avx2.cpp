@@ -31,6 +31,11 @@ struct Vector {
   static Reg keep_first(Reg a, size_t count, Reg fill) {
     return _mm256_blendv_ps(fill, a, _mm256_castsi256_ps(first_lanes(count)));
   }
+  static void expand_pair(const uint32_t* p, Reg& first, Reg& second) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    first = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    second = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)));
+  }
   static float reduce_max(Reg a) {
     const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
@@ -76,19 +81,6 @@ struct Vector {
   }
 };
 
-void expand_bf16(const uint16_t* source, size_t count, float* destination) {
-  size_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
-    _mm256_storeu_ps(destination + i,
-                     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
-  }
-  for (; i < count; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
-    __builtin_memcpy(destination + i, &bits, sizeof bits);
-  }
-}
-
 // 4 x 4 blocks through SSE shuffles; the rest one by one.
 void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t width, float* panel) {
   const __m128 zero = _mm_setzero_ps();
@@ -117,7 +109,7 @@ void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t wid
 
 const AttentionKernels kAttentionAvx2 = {attention_simd::gemm<Vector>,
                                          attention_simd::softmax<Vector>,
-                                         expand_bf16,
+                                         attention_simd::gemm_bf16<Vector>,
                                          transpose,
                                          attention_simd::dequantize_rows<Vector>,
                                          attention_simd::dequantize_panel<Vector>,

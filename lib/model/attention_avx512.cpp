@@ -28,6 +28,11 @@ struct Vector {
     const auto keep = static_cast<__mmask16>((1U << (count < 16 ? count : 16)) - 1U);
     return _mm512_mask_mov_ps(fill, keep, a);
   }
+  static void expand_pair(const uint32_t* p, Reg& first, Reg& second) {
+    const __m512i bits = _mm512_loadu_si512(p);
+    first = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    second = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)));
+  }
   static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
   static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
 
@@ -59,19 +64,6 @@ struct Vector {
     _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1U << count) - 1U), x);
   }
 };
-
-void expand_bf16(const uint16_t* source, size_t count, float* destination) {
-  size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i));
-    _mm512_storeu_ps(destination + i,
-                     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
-  }
-  for (; i < count; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
-    __builtin_memcpy(destination + i, &bits, sizeof bits);
-  }
-}
 
 // 16 x 16 block: four rounds of two-row shuffles (32-bit, 64-bit, 128-bit pairs twice).
 void transpose_block(const float* rows, size_t row_stride, size_t num_rows, __mmask16 columns,
@@ -126,7 +118,7 @@ void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t wid
 
 const AttentionKernels kAttentionAvx512 = {attention_simd::gemm<Vector>,
                                            attention_simd::softmax<Vector>,
-                                           expand_bf16,
+                                           attention_simd::gemm_bf16<Vector>,
                                            transpose,
                                            attention_simd::dequantize_rows<Vector>,
                                            attention_simd::dequantize_panel<Vector>,

@@ -65,10 +65,11 @@ bool BlockReader::needs_dequantized(Side side, size_t block) const {
 size_t BlockReader::floats(size_t block) const {
   const size_t key_floats = state_.head_dim * kKeyBlock;
   const size_t value_floats = padded_width(state_.head_dim) * kKeyBlock;
-  const auto forms = [&](Side side) {
-    return static_cast<size_t>(needs_high(side, block)) + (needs_dequantized(side, block) ? 1 : 0);
-  };
-  return forms(kKeySide) * key_floats + forms(kValueSide) * value_floats;
+  size_t total = 0;
+  if (needs_dequantized(kKeySide, block)) total += key_floats;
+  if (needs_dequantized(kValueSide, block)) total += value_floats;
+  if (needs_high(kValueSide, block) && copies_values()) total += value_floats;
+  return total;
 }
 
 size_t BlockReader::floats_per_head() const {
@@ -77,25 +78,31 @@ size_t BlockReader::floats_per_head() const {
   return total;
 }
 
-void BlockReader::expand_high(Side side, size_t head, size_t block, float* out) const {
-  const HighPrecisionPage& page = *state_.layers[layer_].pages[block];
-  const size_t head_dim = state_.head_dim;
-  const size_t head_values = kPageTokens * head_dim;
-  const size_t offset = (side == kKeySide ? head : state_.num_kv_heads + head) * head_values;
-  const size_t width = side == kKeySide ? head_dim : padded_width(head_dim);
-  const auto copy = [&](size_t source, size_t count, float* target) {
+void BlockReader::view_high(size_t head, size_t block, KeyBlock& view) const {
+  const size_t size = state_.page_head_size(), values = (state_.num_kv_heads + head) * size;
+  if (needs_high(kKeySide, block)) {
+    const HighPrecisionPage& page = *state_.layers[layer_].pages[block];
     if (state_.bf16()) {
-      attention_kernels().bf16_to_float(page.bf16.data() + source, count, target);
+      view.keys_bf16 = page.bf16.data() + head * size;
     } else {
-      std::copy_n(page.fp32.data() + source, count, target);
+      view.keys_high = page.fp32.data() + head * size;
     }
-  };
-  if (width == head_dim) {
-    copy(offset, head_values, out);
-    return;
   }
+  if (needs_high(kValueSide, block) && !copies_values()) {
+    const HighPrecisionPage& page = *state_.layers[layer_].pages[block];
+    if (state_.bf16()) {
+      view.values_bf16 = page.bf16.data() + values;
+    } else {
+      view.values_high = page.fp32.data() + values;
+    }
+  }
+}
+
+void BlockReader::copy_values(size_t head, size_t block, float* out) const {
+  const size_t width = padded_width(state_.head_dim);
   std::fill_n(out, width * kKeyBlock, 0.0F);
-  for (size_t i = 0; i < kKeyBlock; ++i) copy(offset + i * head_dim, head_dim, out + i * width);
+  state_.read_rows(state_.layers[layer_], kValueSide, head, block * kKeyBlock, kKeyBlock, out,
+                   width);
 }
 
 void BlockReader::dequantize(Side side, size_t head, size_t block, float* out) const {
@@ -133,19 +140,15 @@ KeyBlock BlockReader::read(size_t head, size_t block, float* storage) const {
     storage += floats;
     return here;
   };
-  if (needs_high(kKeySide, block)) {
-    float* out = next(key_floats);
-    expand_high(kKeySide, head, block, out);
-    view.keys_high = out;
-  }
+  view_high(head, block, view);
   if (needs_dequantized(kKeySide, block)) {
     float* out = next(key_floats);
     dequantize(kKeySide, head, block, out);
     view.keys_dequantized = out;
   }
-  if (needs_high(kValueSide, block)) {
+  if (needs_high(kValueSide, block) && copies_values()) {
     float* out = next(value_floats);
-    expand_high(kValueSide, head, block, out);
+    copy_values(head, block, out);
     view.values_high = out;
   }
   if (needs_dequantized(kValueSide, block)) {
@@ -156,9 +159,8 @@ KeyBlock BlockReader::read(size_t head, size_t block, float* storage) const {
   return view;
 }
 
-KeyBlock BlockReader::read(size_t head, size_t block, std::vector<float>& storage) const {
-  storage.resize(std::max(storage.size(), floats(block)));
-  return read(head, block, storage.data());
+KeyBlock BlockReader::read(size_t head, size_t block, AlignedBuffer<float>& storage) const {
+  return read(head, block, storage.get(floats(block)));
 }
 
 ExpandedBlocks::ExpandedBlocks(const BlockReader& reader, size_t first_head, size_t num_heads)
@@ -168,14 +170,18 @@ ExpandedBlocks::ExpandedBlocks(const BlockReader& reader, size_t first_head, siz
     offsets[block + 1] = offsets[block] + reader.floats(block);
   }
   const size_t per_head = offsets.back();
-  storage_.resize(num_heads * per_head);
+  float* const storage = storage_.get(num_heads * per_head);
   blocks_.resize(num_heads * num_blocks_);
-  parallel_for(blocks_.size(), [&](size_t item) {
-    const size_t head = item / num_blocks_;
-    const size_t block = item % num_blocks_;
+  const auto read = [&](size_t item) {
+    const size_t head = item / num_blocks_, block = item % num_blocks_;
     blocks_[item] =
-        reader.read(first_head + head, block, storage_.data() + head * per_head + offsets[block]);
-  });
+        reader.read(first_head + head, block, storage + head * per_head + offsets[block]);
+  };
+  if (per_head > 0) {
+    parallel_for(blocks_.size(), read);
+  } else {
+    for (size_t item = 0; item < blocks_.size(); ++item) read(item);
+  }
 }
 
 }  // namespace oscar

@@ -1,5 +1,5 @@
-// Which keys each query of a call reads dequantized, and the expansion of cache pages to float32
-// blocks of 64 keys.
+// Which keys each query of a call reads dequantized, and the cache pages as blocks of 64 keys:
+// high-precision rows in place, packed rows expanded to float32.
 #pragma once
 
 #include <array>
@@ -30,17 +30,21 @@ class BlockReader {
 
   size_t num_blocks() const { return num_blocks_; }
   size_t num_kv_heads() const { return state_.num_kv_heads; }
-  // Floats of all forms of block `block` of one head, and of all blocks.
+  // Floats to expand for block `block` of one head, and for all blocks.
   size_t floats(size_t block) const;
   size_t floats_per_head() const;
-  // Expands one block into storage [floats(block)].
+  // Expands one block into storage [floats(block)]; what lies in the cache in a usable form is
+  // pointed to.
   KeyBlock read(size_t head, size_t block, float* storage) const;
-  KeyBlock read(size_t head, size_t block, std::vector<float>& storage) const;
+  KeyBlock read(size_t head, size_t block, AlignedBuffer<float>& storage) const;
 
  private:
   bool needs_high(Side side, size_t block) const;
   bool needs_dequantized(Side side, size_t block) const;
-  void expand_high(Side side, size_t head, size_t block, float* out) const;
+  // High-precision values whose rows have no padding in the cache, but need one.
+  bool copies_values() const { return padded_width(state_.head_dim) != state_.head_dim; }
+  void view_high(size_t head, size_t block, KeyBlock& view) const;
+  void copy_values(size_t head, size_t block, float* out) const;
   void dequantize(Side side, size_t head, size_t block, float* out) const;
 
   const KvCache::State& state_;
@@ -59,7 +63,7 @@ class ExpandedBlocks {
 
  private:
   size_t first_head_, num_blocks_;
-  std::vector<float> storage_;
+  AlignedBuffer<float> storage_;
   std::vector<KeyBlock> blocks_;
 };
 

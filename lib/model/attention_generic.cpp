@@ -1,6 +1,6 @@
+#include <bit>
 #include <cmath>
 
-#include "base/float16.h"
 #include "model/attention_kernels.h"
 #include "model/attention_simd.h"
 
@@ -47,6 +47,10 @@ struct Vector {
   static Reg keep_first(const Reg& a, size_t count, const Reg& fill) {
     return map([&](size_t i) { return i < count ? a.lane[i] : fill.lane[i]; });
   }
+  static void expand_pair(const uint32_t* p, Reg& first, Reg& second) {
+    first = map([&](size_t i) { return std::bit_cast<float>(p[i] << 16); });
+    second = map([&](size_t i) { return std::bit_cast<float>(p[i] & 0xffff0000U); });
+  }
   static float reduce_max(const Reg& a) {
     const Reg b = max(a, {{a.lane[2], a.lane[3], a.lane[0], a.lane[1]}});
     return b.lane[0] > b.lane[1] ? b.lane[0] : b.lane[1];
@@ -55,10 +59,6 @@ struct Vector {
     return (a.lane[0] + a.lane[2]) + (a.lane[1] + a.lane[3]);
   }
 };
-
-void expand_bf16(const uint16_t* source, size_t count, float* destination) {
-  for (size_t i = 0; i < count; ++i) destination[i] = bf16_to_float(source[i]);
-}
 
 void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t width, float* panel) {
   for (size_t d = 0; d < width; ++d) {
@@ -72,7 +72,7 @@ void transpose(const float* rows, size_t row_stride, size_t num_rows, size_t wid
 
 const AttentionKernels kAttentionGeneric = {attention_simd::gemm<Vector>,
                                             attention_simd::softmax<Vector>,
-                                            expand_bf16,
+                                            attention_simd::gemm_bf16<Vector>,
                                             transpose,
                                             nullptr,
                                             nullptr,

@@ -12,4 +12,11 @@ const AttentionKernels& attention_kernels() {
   return kAttentionGeneric;
 }
 
+const PairKernels* pair_kernels() {
+#if defined(__x86_64__)
+  if (cpu_features().avx512_bf16) return &kPairsAvx512Bf16;
+#endif
+  return nullptr;
+}
+
 }  // namespace oscar

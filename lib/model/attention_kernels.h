@@ -15,6 +15,9 @@ inline size_t padded_width(size_t width) {
   return (width + kColumnMultiple - 1) / kColumnMultiple * kColumnMultiple;
 }
 
+// Pairs of a product in bf16 are counted in whole multiples of this (zeros behind the last).
+inline constexpr size_t kPairMultiple = 8;
+
 // Online softmax of `num_rows` query rows over one block of keys, in base 2.
 struct SoftmaxBlock {
   size_t num_rows = 0;
@@ -47,7 +50,10 @@ struct AttentionKernels {
   void (*gemm)(size_t m, size_t n, size_t k, const float* a, size_t a_stride, const float* b,
                size_t b_stride, float* c, size_t c_stride, bool accumulate);
   void (*softmax)(const SoftmaxBlock& block);
-  void (*bf16_to_float)(const uint16_t* source, size_t count, float* destination);
+  // The bits of gemm after expanding b. b holds bf16 rows in pairs [k / 2, n]: the low half of an
+  // element is row 2 i, the high half row 2 i + 1 (HighPrecisionPage). k even.
+  void (*gemm_bf16)(size_t m, size_t n, size_t k, const float* a, size_t a_stride,
+                    const uint32_t* b, size_t b_stride, float* c, size_t c_stride, bool accumulate);
   // rows [kKeyBlock, width] (row_stride floats apart, only the first num_rows are read, the others
   // count as zero) -> panel [width, kKeyBlock].
   void (*transpose)(const float* rows, size_t row_stride, size_t num_rows, size_t width,
@@ -69,5 +75,24 @@ extern const AttentionKernels kAttentionAvx512;  // AVX-512 F, BW, VL, DQ
 
 // The best table for this processor (cpu_features()).
 const AttentionKernels& attention_kernels();
+
+// Products of two bf16 operands.
+struct PairKernels {
+  // c[m, n] = scale a b, or c + a b when accumulating (scale not used): a in pairs of columns
+  // [m, num_pairs], b in pairs of rows [num_pairs, n], sums in float32. n a multiple of
+  // kColumnMultiple, num_pairs of kPairMultiple. Rows do not depend on each other, as in gemm.
+  void (*gemm)(size_t m, size_t n, size_t num_pairs, const uint32_t* a, size_t a_stride,
+               const uint32_t* b, size_t b_stride, float scale, float* c, size_t c_stride,
+               bool accumulate);
+  // rows [m, width] (row_stride floats apart) rounded to bf16 -> out [m, width / 2] pairs,
+  // out_stride apart. width a multiple of kColumnMultiple.
+  void (*round)(size_t m, size_t width, const float* rows, size_t row_stride, uint32_t* out,
+                size_t out_stride);
+};
+
+extern const PairKernels kPairsAvx512Bf16;
+
+// Null where the processor has no bf16 products.
+const PairKernels* pair_kernels();
 
 }  // namespace oscar

@@ -15,67 +15,151 @@ namespace oscar::attention_simd {
 inline constexpr float kExp2[6] = {0.69314718803F, 0.24022650761F, 0.05550357114F,
                                    0.00961808256F, 0.00133908634F, 0.00015453163F};
 
-// One register tile: ROWS x (VECTORS * V::kWidth) elements of c.
-template <class V, size_t ROWS, size_t VECTORS>
-void gemm_tile(size_t k, const float* a, size_t a_stride, const float* b, size_t b_stride, float* c,
-               size_t c_stride, bool accumulate) {
-  using Reg = typename V::Reg;
-  Reg sum[ROWS][VECTORS];
+// How one step of a product reads its operands. A step covers kColumns columns of a.
+template <class V>
+struct FloatOperands {
+  using A = float;
+  using B = float;
+  static constexpr size_t kColumns = 1;
+  template <size_t ROWS, size_t VECTORS>
+  static void step(const A* a, size_t a_stride, const B* b, typename V::Reg (&sum)[ROWS][VECTORS]) {
+    typename V::Reg row[VECTORS];
 #pragma GCC unroll 16
-  for (size_t r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 16
-    for (size_t v = 0; v < VECTORS; ++v) {
-      sum[r][v] = accumulate ? V::load(c + r * c_stride + v * V::kWidth) : V::set(0.0F);
-    }
-  }
-  for (size_t i = 0; i < k; ++i) {
-    Reg row[VECTORS];
-#pragma GCC unroll 16
-    for (size_t v = 0; v < VECTORS; ++v) row[v] = V::load(b + i * b_stride + v * V::kWidth);
+    for (size_t v = 0; v < VECTORS; ++v) row[v] = V::load(b + v * V::kWidth);
 #pragma GCC unroll 16
     for (size_t r = 0; r < ROWS; ++r) {
-      const Reg factor = V::set(a[r * a_stride + i]);
+      const typename V::Reg factor = V::set(a[r * a_stride]);
 #pragma GCC unroll 16
       for (size_t v = 0; v < VECTORS; ++v) sum[r][v] = V::fma(factor, row[v], sum[r][v]);
     }
   }
+};
+
+// b in bf16, two rows a step (HighPrecisionPage); expanded in registers, the bits of FloatOperands.
+template <class V>
+struct ExpandedOperands {
+  using A = float;
+  using B = uint32_t;
+  static constexpr size_t kColumns = 2;
+  template <size_t ROWS, size_t VECTORS>
+  static void step(const A* a, size_t a_stride, const B* b, typename V::Reg (&sum)[ROWS][VECTORS]) {
+    typename V::Reg first[VECTORS], second[VECTORS];
+#pragma GCC unroll 16
+    for (size_t v = 0; v < VECTORS; ++v) V::expand_pair(b + v * V::kWidth, first[v], second[v]);
+#pragma GCC unroll 16
+    for (size_t r = 0; r < ROWS; ++r) {
+      const typename V::Reg factor = V::set(a[r * a_stride]);
+      const typename V::Reg next = V::set(a[r * a_stride + 1]);
+#pragma GCC unroll 16
+      for (size_t v = 0; v < VECTORS; ++v)
+        sum[r][v] = V::fma(next, second[v], V::fma(factor, first[v], sum[r][v]));
+    }
+  }
+};
+
+// Both in bf16 pairs, products summed in float32. V has load_pairs, set_pair and dot.
+template <class V>
+struct PairOperands {
+  using A = uint32_t;
+  using B = uint32_t;
+  static constexpr size_t kColumns = 1;  // a counts in pairs
+  template <size_t ROWS, size_t VECTORS>
+  static void step(const A* a, size_t a_stride, const B* b, typename V::Reg (&sum)[ROWS][VECTORS]) {
+    typename V::Pairs row[VECTORS];
+#pragma GCC unroll 16
+    for (size_t v = 0; v < VECTORS; ++v) row[v] = V::load_pairs(b + v * V::kWidth);
+#pragma GCC unroll 16
+    for (size_t r = 0; r < ROWS; ++r) {
+      const typename V::Pairs factor = V::set_pair(a[r * a_stride]);
+#pragma GCC unroll 16
+      for (size_t v = 0; v < VECTORS; ++v) sum[r][v] = V::dot(factor, row[v], sum[r][v]);
+    }
+  }
+};
+
+// c[m, n] = scale a b, or c + a b (accumulate); `steps` steps of Operands.
+template <class Operands>
+struct Product {
+  size_t m, n, steps;
+  const typename Operands::A* a;
+  size_t a_stride;
+  const typename Operands::B* b;
+  size_t b_stride;
+  float* c;
+  size_t c_stride;
+  bool accumulate;
+  float scale = 1.0F;
+};
+
+// One register tile: ROWS x (VECTORS * V::kWidth) elements of c.
+template <class V, class Operands, size_t ROWS, size_t VECTORS>
+void gemm_tile(const Product<Operands>& p, size_t row, size_t column) {
+  typename V::Reg sum[ROWS][VECTORS];
+  float* c = p.c + row * p.c_stride + column;
 #pragma GCC unroll 16
   for (size_t r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
-    for (size_t v = 0; v < VECTORS; ++v) V::store(c + r * c_stride + v * V::kWidth, sum[r][v]);
+    for (size_t v = 0; v < VECTORS; ++v) {
+      sum[r][v] = p.accumulate ? V::load(c + r * p.c_stride + v * V::kWidth) : V::set(0.0F);
+    }
+  }
+  const typename Operands::A* a = p.a + row * p.a_stride;
+  const typename Operands::B* b = p.b + column;
+  const size_t steps = p.steps, a_stride = p.a_stride, b_stride = p.b_stride;
+  for (size_t i = 0; i < steps; ++i) {
+    Operands::template step<ROWS, VECTORS>(a, a_stride, b, sum);
+    a += Operands::kColumns;
+    b += b_stride;
+  }
+  const bool scaled = !p.accumulate && p.scale != 1.0F;
+#pragma GCC unroll 16
+  for (size_t r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+    for (size_t v = 0; v < VECTORS; ++v) {
+      V::store(c + r * p.c_stride + v * V::kWidth,
+               scaled ? V::mul(sum[r][v], V::set(p.scale)) : sum[r][v]);
+    }
   }
 }
 
-// All rows of one column strip; ROWS = the tallest tile that fits the register file.
-template <class V, size_t ROWS, size_t VECTORS>
-void gemm_strip(size_t m, size_t k, const float* a, size_t a_stride, const float* b,
-                size_t b_stride, float* c, size_t c_stride, bool accumulate) {
-  size_t row = 0;
-  for (; row + ROWS <= m; row += ROWS) {
-    gemm_tile<V, ROWS, VECTORS>(k, a + row * a_stride, a_stride, b, b_stride, c + row * c_stride,
-                                c_stride, accumulate);
-  }
+// Rows from `row` on of one column strip; ROWS = the tallest tile that fits the register file.
+template <class V, class Operands, size_t ROWS, size_t VECTORS>
+void gemm_strip(const Product<Operands>& p, size_t row, size_t column) {
+  for (; row + ROWS <= p.m; row += ROWS) gemm_tile<V, Operands, ROWS, VECTORS>(p, row, column);
   if constexpr (ROWS > 1) {
-    if (row < m) {
-      gemm_strip<V, (ROWS + 1) / 2, VECTORS>(m - row, k, a + row * a_stride, a_stride, b, b_stride,
-                                             c + row * c_stride, c_stride, accumulate);
-    }
+    if (row < p.m) gemm_strip<V, Operands, (ROWS + 1) / 2, VECTORS>(p, row, column);
   }
+}
+
+template <class V, class Operands>
+void multiply(const Product<Operands>& p) {
+  constexpr size_t kWide = V::kWideVectors * V::kWidth;
+  size_t column = 0;
+  for (; column + kWide <= p.n; column += kWide)
+    gemm_strip<V, Operands, V::kWideRows, V::kWideVectors>(p, 0, column);
+  for (; column < p.n; column += kColumnMultiple)
+    gemm_strip<V, Operands, V::kNarrowRows, kColumnMultiple / V::kWidth>(p, 0, column);
 }
 
 template <class V>
 void gemm(size_t m, size_t n, size_t k, const float* a, size_t a_stride, const float* b,
           size_t b_stride, float* c, size_t c_stride, bool accumulate) {
-  constexpr size_t kWide = V::kWideVectors * V::kWidth;
-  size_t column = 0;
-  for (; column + kWide <= n; column += kWide) {
-    gemm_strip<V, V::kWideRows, V::kWideVectors>(m, k, a, a_stride, b + column, b_stride,
-                                                 c + column, c_stride, accumulate);
-  }
-  for (; column < n; column += kColumnMultiple) {
-    gemm_strip<V, V::kNarrowRows, kColumnMultiple / V::kWidth>(
-        m, k, a, a_stride, b + column, b_stride, c + column, c_stride, accumulate);
-  }
+  multiply<V, FloatOperands<V>>({m, n, k, a, a_stride, b, b_stride, c, c_stride, accumulate});
+}
+
+template <class V>
+void gemm_bf16(size_t m, size_t n, size_t k, const float* a, size_t a_stride, const uint32_t* b,
+               size_t b_stride, float* c, size_t c_stride, bool accumulate) {
+  multiply<V, ExpandedOperands<V>>(
+      {m, n, k / 2, a, a_stride, b, b_stride, c, c_stride, accumulate});
+}
+
+template <class V>
+void gemm_pairs(size_t m, size_t n, size_t num_pairs, const uint32_t* a, size_t a_stride,
+                const uint32_t* b, size_t b_stride, float scale, float* c, size_t c_stride,
+                bool accumulate) {
+  multiply<V, PairOperands<V>>(
+      {m, n, num_pairs, a, a_stride, b, b_stride, c, c_stride, accumulate, scale});
 }
 
 // 2^x for x <= 0; results below 2^-126 may be 0.

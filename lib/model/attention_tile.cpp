@@ -39,7 +39,8 @@ SideUse side_use(const size_t* ends, size_t num_tokens, size_t sink, size_t bloc
 }
 
 struct Scratch {
-  std::vector<float> scores, other;  // [rows of a pass, 64]
+  AlignedVector<float> scores, other;    // [rows of a pass, 64]
+  AlignedVector<uint32_t> weight_pairs;  // [rows of a pass, 32]
   std::vector<uint32_t> row_visible;
 };
 
@@ -48,24 +49,63 @@ Scratch& scratch(size_t rows) {
   if (buffers.row_visible.size() < rows) {
     buffers.scores.resize(rows * kKeyBlock);
     buffers.other.resize(rows * kKeyBlock);
+    buffers.weight_pairs.resize(rows * kKeyBlock / 2);
     buffers.row_visible.resize(rows);
   }
   return buffers;
 }
 
+// scores [rows, 64] = queries * high-precision keys for rows from first_row on.
+void score_high(const QueryTile& tile, const KeyBlock& block, size_t first_row, size_t rows,
+                size_t columns, float* scores) {
+  const AttentionKernels& kernels = attention_kernels();
+  const size_t dim = tile.head_dim;
+  if (block.keys_bf16 != nullptr && tile.query_pairs != nullptr) {
+    pair_kernels()->gemm(rows, columns, dim / 2, tile.query_pairs + first_row * dim / 2, dim / 2,
+                         block.keys_bf16, kKeyBlock, tile.pair_scale, scores, kKeyBlock, false);
+    return;
+  }
+  const float* queries = tile.queries + first_row * tile.width;
+  if (block.keys_bf16 != nullptr) {
+    kernels.gemm_bf16(rows, columns, dim, queries, tile.width, block.keys_bf16, kKeyBlock, scores,
+                      kKeyBlock, false);
+  } else {
+    kernels.gemm(rows, columns, dim, queries, tile.width, block.keys_high, kKeyBlock, scores,
+                 kKeyBlock, false);
+  }
+}
+
+// out += weights * high-precision values.
+void accumulate_high(const QueryTile& tile, const KeyBlock& block, size_t rows, size_t num_keys,
+                     Scratch& buffers, float* out) {
+  const AttentionKernels& kernels = attention_kernels();
+  const float* weights = buffers.scores.data();
+  if (block.values_bf16 == nullptr) {
+    kernels.gemm(rows, tile.width, num_keys, weights, kKeyBlock, block.values_high, tile.width, out,
+                 tile.width, true);
+  } else if (tile.query_pairs == nullptr) {
+    // The weights of keys behind the last visible one are 0.
+    kernels.gemm_bf16(rows, tile.width, num_keys + num_keys % 2, weights, kKeyBlock,
+                      block.values_bf16, tile.width, out, tile.width, true);
+  } else {
+    const size_t keys = padded_width(num_keys);
+    uint32_t* pairs = buffers.weight_pairs.data();
+    pair_kernels()->round(rows, keys, weights, kKeyBlock, pairs, kKeyBlock / 2);
+    pair_kernels()->gemm(rows, tile.width, keys / 2, pairs, kKeyBlock / 2, block.values_bf16,
+                         tile.width, 1.0F, out, tile.width, true);
+  }
+}
+
 // scores [rows, 64] = queries * keys, each row with the form of the keys that it reads.
-void score(const QueryTile& tile, const KeyBlock& block, const SideUse& use, const float* queries,
+void score(const QueryTile& tile, const KeyBlock& block, const SideUse& use, size_t first_row,
            size_t rows, size_t columns, Scratch& buffers) {
   const AttentionKernels& kernels = attention_kernels();
   float* scores = buffers.scores.data();
-  if (use.any_high) {
-    kernels.gemm(rows, columns, tile.head_dim, queries, tile.width, block.keys_high, kKeyBlock,
-                 scores, kKeyBlock, false);
-  }
+  if (use.any_high) score_high(tile, block, first_row, rows, columns, scores);
   if (!use.any_dequantized) return;
   float* target = use.any_high ? buffers.other.data() : scores;
-  kernels.gemm(rows, columns, tile.head_dim, queries, tile.width, block.keys_dequantized, kKeyBlock,
-               target, kKeyBlock, false);
+  kernels.gemm(rows, columns, tile.head_dim, tile.queries + first_row * tile.width, tile.width,
+               block.keys_dequantized, kKeyBlock, target, kKeyBlock, false);
   if (!use.any_high) return;
   for (size_t r = 0; r < rows; ++r) {
     const Segment segment = use.segments[r / tile.group_size];
@@ -91,10 +131,7 @@ void accumulate(const QueryTile& tile, const KeyBlock& block, const SideUse& use
       std::fill(row + segment.begin, row + segment.end, 0.0F);
     }
   }
-  if (use.any_high) {
-    kernels.gemm(rows, tile.width, num_keys, weights, kKeyBlock, block.values_high, tile.width, out,
-                 tile.width, true);
-  }
+  if (use.any_high) accumulate_high(tile, block, rows, num_keys, buffers, out);
   if (use.any_dequantized) {
     kernels.gemm(rows, tile.width, num_keys, dequantized_weights, kKeyBlock,
                  block.values_dequantized, tile.width, out, tile.width, true);
@@ -131,8 +168,7 @@ void attend_block(const QueryTile& tile, const KeyBlock& block, SoftmaxState& st
         side_use(tile.key_end + first, count, tile.sink, block_begin, visible.data());
     const SideUse values =
         side_use(tile.value_end + first, count, tile.sink, block_begin, visible.data());
-    score(tile, block, keys, tile.queries + first_row * tile.width, rows, padded_width(num_keys),
-          buffers);
+    score(tile, block, keys, first_row, rows, padded_width(num_keys), buffers);
     float* out = state.out.data() + first_row * tile.width;
     attention_kernels().softmax({.num_rows = rows,
                                  .width = padded_width(num_keys),

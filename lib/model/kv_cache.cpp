@@ -60,19 +60,28 @@ void reset_layers(KvCache::State& state) {
   }
 }
 
+// `word` with its low (0) or high (1) half replaced by `value` in bf16.
+uint32_t with_half(uint32_t word, size_t half, float value) {
+  const uint32_t bits = float_to_bf16(value);
+  return half == 0 ? (word & 0xffff0000U) | bits : (word & 0xffffU) | bits << 16;
+}
+float half_of(uint32_t word, size_t half) {
+  return bf16_to_float(static_cast<uint16_t>(half == 0 ? word : word >> 16));
+}
+
 }  // namespace
 
 void KvCache::State::reserve_rows(LayerCache& cache, size_t begin, size_t end) const {
-  const size_t values = 2 * num_kv_heads * kPageTokens * head_dim;
+  const size_t size = 2 * num_kv_heads * page_head_size();
   cache.pages.resize(std::max(cache.pages.size(), (end + kPageTokens - 1) / kPageTokens));
   for (size_t page = begin / kPageTokens; page * kPageTokens < end; ++page) {
     std::shared_ptr<HighPrecisionPage>& slot = cache.pages[page];
     if (!slot) {
       slot = std::make_shared<HighPrecisionPage>();
       if (bf16()) {
-        slot->bf16.assign(values, 0);
+        slot->bf16.assign(size, 0);
       } else {
-        slot->fp32.assign(values, 0.0F);
+        slot->fp32.assign(size, 0.0F);
       }
     } else if (slot.use_count() > 1) {
       slot = std::make_shared<HighPrecisionPage>(*slot);
@@ -82,42 +91,46 @@ void KvCache::State::reserve_rows(LayerCache& cache, size_t begin, size_t end) c
 
 void KvCache::State::write_rows(LayerCache& cache, size_t position, size_t count, const float* keys,
                                 const float* values) const {
-  const size_t value_offset = num_kv_heads * kPageTokens * head_dim;
+  const size_t head_size = page_head_size();
   for (size_t i = 0; i < count; ++i) {
     HighPrecisionPage& page = *cache.pages[(position + i) / kPageTokens];
     const size_t slot = (position + i) % kPageTokens;
     for (size_t head = 0; head < num_kv_heads; ++head) {
       const float* key = keys + (i * num_kv_heads + head) * head_dim;
       const float* value = values + (i * num_kv_heads + head) * head_dim;
-      const size_t key_base = head * head_dim * kPageTokens + slot;
-      const size_t value_base = value_offset + (head * kPageTokens + slot) * head_dim;
-      if (bf16()) {
-        for (size_t d = 0; d < head_dim; ++d) {
-          page.bf16[key_base + d * kPageTokens] = float_to_bf16(key[d]);
-          page.bf16[value_base + d] = float_to_bf16(value[d]);
-        }
-      } else {
-        for (size_t d = 0; d < head_dim; ++d) page.fp32[key_base + d * kPageTokens] = key[d];
-        std::copy_n(value, head_dim, page.fp32.begin() + static_cast<ptrdiff_t>(value_base));
+      const size_t key_base = head * head_size, value_base = (num_kv_heads + head) * head_size;
+      if (!bf16()) {
+        for (size_t d = 0; d < head_dim; ++d) page.fp32[key_base + d * kPageTokens + slot] = key[d];
+        std::copy_n(value, head_dim, page.fp32.data() + value_base + slot * head_dim);
+        continue;
       }
+      uint32_t* key_words = page.bf16.data() + key_base + slot;
+      for (size_t d = 0; d < head_dim; d += 2)
+        key_words[d / 2 * kPageTokens] = with_half(float_to_bf16(key[d]), 1, key[d + 1]);
+      uint32_t* value_words = page.bf16.data() + value_base + slot / 2 * head_dim;
+      for (size_t d = 0; d < head_dim; ++d)
+        value_words[d] = with_half(value_words[d], slot % 2, value[d]);
     }
   }
 }
 
 void KvCache::State::read_rows(const LayerCache& cache, Side side, size_t kv_head, size_t position,
                                size_t count, float* out, size_t out_stride) const {
-  const size_t value_offset = num_kv_heads * kPageTokens * head_dim;
-  const size_t step = side == kKeySide ? kPageTokens : 1;
+  const size_t base = (side == kKeySide ? kv_head : num_kv_heads + kv_head) * page_head_size();
   for (size_t i = 0; i < count; ++i) {
     const HighPrecisionPage& page = *cache.pages[(position + i) / kPageTokens];
     const size_t slot = (position + i) % kPageTokens;
-    const size_t base = side == kKeySide ? kv_head * head_dim * kPageTokens + slot
-                                         : value_offset + (kv_head * kPageTokens + slot) * head_dim;
     float* row = out + i * out_stride;
-    if (bf16()) {
-      for (size_t d = 0; d < head_dim; ++d) row[d] = bf16_to_float(page.bf16[base + d * step]);
+    if (bf16() && side == kKeySide) {
+      for (size_t d = 0; d < head_dim; ++d)
+        row[d] = half_of(page.bf16[base + d / 2 * kPageTokens + slot], d % 2);
+    } else if (bf16()) {
+      for (size_t d = 0; d < head_dim; ++d)
+        row[d] = half_of(page.bf16[base + slot / 2 * head_dim + d], slot % 2);
     } else {
-      for (size_t d = 0; d < head_dim; ++d) row[d] = page.fp32[base + d * step];
+      const size_t step = side == kKeySide ? kPageTokens : 1;
+      const size_t first = base + (side == kKeySide ? slot : slot * head_dim);
+      for (size_t d = 0; d < head_dim; ++d) row[d] = page.fp32[first + d * step];
     }
   }
 }
@@ -226,6 +239,8 @@ KvCache::KvCache(const ModelConfig& config, std::shared_ptr<const KvArm> arm)
     : state_(std::make_unique<State>()) {
   OSCAR_CHECK(arm != nullptr, "KV cache: no arm given");
   check(*arm, config);
+  OSCAR_CHECK(config.head_dim % 2 == 0, "KV cache: expected an even head_dim, got ",
+              config.head_dim);
   State& s = *state_;
   s.num_layers = config.num_layers;
   s.num_heads = config.num_heads;
@@ -282,7 +297,7 @@ CacheCounters KvCache::counters() const {
       for (const auto& page : side.pages) counters.bytes_packed += page->size();
     }
     for (const auto& page : layer.pages) {
-      if (page) counters.bytes_high_precision += page->bf16.size() * 2 + page->fp32.size() * 4;
+      if (page) counters.bytes_high_precision += 4 * (page->bf16.size() + page->fp32.size());
     }
   }
   return counters;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/aligned.h"
 #include "base/float16.h"
 #include "model/attention_kernels.h"
 #include "model/kv_cache.h"
@@ -21,10 +22,13 @@ enum Side : size_t { kKeySide = 0, kValueSide = 1 };
 
 // 64 consecutive tokens (by position) of all KV heads of one layer, centered and rotated. Keys lie
 // dimension-major ("panel") so that scores are one matrix product; values lie token-major.
-//   keys [Hkv, D, 64], then values [Hkv, 64, D]
+//   float32: keys [Hkv, D, 64], then values [Hkv, 64, D]
+//   bf16: pairs of neighbouring rows share a word, as products of bf16 pairs read them: keys
+//   [Hkv, D / 2, 64] (low half: the even dimension), then values [Hkv, 32, D] (low half: the even
+//   token)
 struct HighPrecisionPage {
-  std::vector<uint16_t> bf16;  // one of the two is empty
-  std::vector<float> fp32;
+  AlignedVector<uint32_t> bf16;  // one of the two is empty
+  AlignedVector<float> fp32;
 };
 
 // `page_tokens` consecutive packed tokens, counted from the sink, of all KV heads of one side:
@@ -77,6 +81,8 @@ struct KvCache::State {
   EncodeStats encode;
 
   bool bf16() const { return arm->high_precision == HighPrecision::kBf16; }
+  // Elements (words of a bf16 page) of one head and side of a page.
+  size_t page_head_size() const { return kPageTokens * head_dim / (bf16() ? 2 : 1); }
   const SideArm& side_arm(size_t layer, Side side) const {
     return side == kKeySide ? arm->layers[layer].k : arm->layers[layer].v;
   }

@@ -137,7 +137,8 @@ void Transformer::State::attend(size_t layer, const std::vector<Chunk>& chunks, 
     append_and_attend(*c.cache, layer, c.num_tokens, a.q.data() + c.first_row * q_width,
                       a.k.data() + c.first_row * kv_width, a.v.data() + c.first_row * kv_width,
                       a.o.data() + c.first_row * q_width,
-                      a.lse.empty() ? nullptr : a.lse.data() + c.first_row * config().num_heads);
+                      a.lse.empty() ? nullptr : a.lse.data() + c.first_row * config().num_heads,
+                      compute);
   };
   const bool all_short = std::all_of(chunks.begin(), chunks.end(), [](const Chunk& c) {
     return c.num_tokens <= kFewTokensPerChunk;

@@ -154,7 +154,8 @@ struct Outputs {
 
 // Appends the rows of layer 0 in calls of the given sizes (the last takes the rest).
 inline Outputs run(KvCache& cache, const Geometry& g, const Rows& rows, size_t first, size_t last,
-                   const std::vector<size_t>& calls, size_t layer = 0) {
+                   const std::vector<size_t>& calls, size_t layer = 0,
+                   Compute compute = Compute::kFp32) {
   const size_t kv = g.num_kv_heads * g.head_dim;
   Outputs out;
   out.o.resize((last - first) * kv * g.group);
@@ -165,7 +166,7 @@ inline Outputs run(KvCache& cache, const Geometry& g, const Rows& rows, size_t f
     append_and_attend(cache, layer, count, rows.q.data() + begin * kv * g.group,
                       rows.k.data() + begin * kv, rows.v.data() + begin * kv,
                       out.o.data() + (begin - first) * kv * g.group,
-                      out.lse.data() + (begin - first) * g.num_kv_heads * g.group);
+                      out.lse.data() + (begin - first) * g.num_kv_heads * g.group, compute);
     begin += count;
   }
   return out;
