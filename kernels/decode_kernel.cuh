@@ -81,7 +81,7 @@ __device__ __forceinline__ void prepare_query(const AttendDecodeParams& p, const
       if constexpr (Conf::kQInRegisters) {
         query.fragments.regs[n][item] = packed;
       } else if (warp == 0) {
-        reinterpret_cast<uint32_t*>(fragments)[((item / 2 * NT + n) * 32 + lane) * 2 + item % 2] =
+        reinterpret_cast<uint32_t*>(fragments)[((item / 2 * 32 + lane) * NT + n) * 2 + item % 2] =
             packed;
       }
     }

@@ -51,9 +51,9 @@ void launch_entries(const AttendDecodeParams& params, const Launch& launch) {
 template <int D, int NT, int C>
 void launch_shape(const AttendDecodeParams& params, const Launch& launch) {
   // Warps: as many as the registers allow; the arithmetic of a page is a chain of latencies that
-  // only other warps can fill. D = 192: 10 divide the ring better than 11.
+  // only other warps can fill.
   constexpr int kWarps =
-      D * NT <= 128 ? 15 : (D * NT == 192 && D == 192 ? 10 : (D * NT <= 256 ? 11 : 7));
+      D * NT <= 128 || (D == 192 && NT == 1 && C == 1) ? 15 : (D * NT <= 256 ? 11 : 7);
   if (launch.shared_bytes >= 227 * 1024) {
     launch_entries<D, NT, C, kWarps, 227 * 1024, 0>(params, launch);
   } else if (launch.shared_bytes >= 163 * 1024) {

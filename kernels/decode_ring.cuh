@@ -130,66 +130,77 @@ struct SlotCopy {
 };
 
 // Fills the ring with everything the runs of this thread block need, in order: first a run's
-// chunks, then its pages. Every lane copies its own entry, eight side by side, since one copy costs
-// hundreds of cycles of latency to issue.
+// chunks, then its pages. Every lane copies its own entry, several side by side, since one copy
+// costs hundreds of cycles of latency to issue; a deep ring of small entries takes more at once.
 template <int D, class C, int kEntries>
 __device__ __forceinline__ void produce(const AttendDecodeParams& p, const Ring<kEntries>& ring,
                                         int lane) {
-  constexpr int kAtOnce = kEntries >= 16 ? 8 : kEntries / 2;
+  constexpr int kAtOnce = !kBulkCopies ? 1 : kEntries >= 48 ? 16 : kEntries >= 16 ? 8 : 2;
   const MixedCacheView& cache = p.cache;
-  int n = 0;  // number of the run's first entry
+  const int mine = kBulkCopies ? lane : 0;
+  const bool copies = !kBulkCopies || lane < kAtOnce;
+  int run_slot = 0, run_phase = 1;  // of the run's first entry; the phase its slot waits for
+  bool filled = false;              // the ring has been filled once
   for (int run = blockIdx.x; run >= 0;) {
     const DecodeWork w = load_work(p.work, run);
     run = w.next;
     if (w.num_columns == 0) return;
-    const int32_t* pages =
-        cache.int2_page_table + static_cast<int64_t>(w.seq) * cache.int2_table_stride;
+    const int32_t* pages = cache.int2_page_table +
+                           static_cast<int64_t>(w.seq) * cache.int2_table_stride + w.page_begin;
     const int32_t* bf16_pages =
         cache.bf16_page_table + static_cast<int64_t>(w.seq) * cache.bf16_table_stride;
     const int chunks = w.chunk_end - w.chunk_begin;
     const int entries = chunks + w.page_end - w.page_begin;
+    const int last_page_bytes =
+        min(kPageRecords,
+            (w.lengths.history - (w.page_end - 1) * kInt2PageTokens + kRecordTokens - 1) /
+                kRecordTokens) *
+        record_bytes(D);
+    const uint8_t* head_pages =
+        static_cast<const uint8_t*>(cache.int2_pages) + w.kv_head * record_page_bytes(D);
+    const int64_t page_stride = int64_t{cache.num_kv_heads} * record_page_bytes(D);
     // Page ids of 32 entries at a time, a lane each, loaded one batch ahead of their use.
     const auto load_id = [&](int i) {
       if (i >= entries) return 0;
-      if (i >= chunks) return pages[w.page_begin + i - chunks];
+      if (i >= chunks) return pages[i - chunks];
       return bf16_pages[locate_chunk(cache, w.lengths, w.chunk_begin + i).table_entry];
     };
     int ids = load_id(lane), next_ids = load_id(32 + lane);
     if (run >= 0) prefetch_l2(p.work + run);
-    for (int i = 0; i < entries;) {
-      const int held = i % 32;
-      if (held == 0 && i > 0) {
-        ids = next_ids;
-        next_ids = load_id(i + 32 + lane);
+    int slot = run_slot + mine, phase = run_phase;
+    bool reused = filled;
+    if (slot >= kEntries) slot -= kEntries, phase ^= 1, reused = true;
+    for (int first = 0; first < entries; first += 32) {
+      for (int held = 0; held < 32 && first + held < entries; held += kAtOnce) {
+        const int i = first + held + mine;
+        const int64_t id = __shfl_sync(~0U, ids, held + mine);
+        if (copies && i < entries) {
+          SlotCopy copy{};
+          if (i >= chunks) {
+            copy.first = head_pages + id * page_stride;
+            copy.first_bytes = i + 1 < entries ? record_page_bytes(D) : last_page_bytes;
+          } else {
+            const Chunk chunk = locate_chunk(cache, w.lengths, w.chunk_begin + i);
+            const int64_t offset =
+                ((id * cache.num_kv_heads + w.kv_head) * kBf16PageTokens + chunk.page_row) * D;
+            constexpr int bytes = kChunkRows * 2 * D;
+            copy = {reinterpret_cast<const uint8_t*>(cache.k_bf16_pages + offset),
+                    reinterpret_cast<const uint8_t*>(cache.v_bf16_pages + offset), bytes, bytes};
+          }
+          if (reused) mbarrier_wait(ring.empty(slot), phase);
+          copy.start(shared_address(ring.entries + slot * C::kEntryBytes), ring.full(slot), lane);
+        }
+        __syncwarp();
+        slot += kAtOnce;
+        if (slot >= kEntries) slot -= kEntries, phase ^= 1, reused = true;
       }
-      const int count = min(kBulkCopies ? min(kAtOnce, 32 - held) : 1, entries - i);
-      const int mine = i + (kBulkCopies ? lane : 0), number = n + mine;
-      const int64_t id = __shfl_sync(~0U, ids, (held + (kBulkCopies ? lane : 0)) % 32);
-      SlotCopy copy{};
-      if (mine < chunks) {
-        const Chunk chunk = locate_chunk(cache, w.lengths, w.chunk_begin + mine);
-        const int64_t offset =
-            ((id * cache.num_kv_heads + w.kv_head) * kBf16PageTokens + chunk.page_row) * D;
-        constexpr int bytes = kChunkRows * 2 * D;
-        copy = {reinterpret_cast<const uint8_t*>(cache.k_bf16_pages + offset),
-                reinterpret_cast<const uint8_t*>(cache.v_bf16_pages + offset), bytes, bytes};
-      } else {
-        const int page = w.page_begin + mine - chunks;
-        copy.first = static_cast<const uint8_t*>(cache.int2_pages) +
-                     (id * cache.num_kv_heads + w.kv_head) * record_page_bytes(D);
-        copy.first_bytes =
-            min(kPageRecords, (w.lengths.history - page * kInt2PageTokens + 15) / 16) *
-            record_bytes(D);
-      }
-      if (!kBulkCopies || lane < count) {
-        const int slot = number % kEntries;
-        if (number >= kEntries) mbarrier_wait(ring.empty(slot), (number / kEntries - 1) & 1);
-        copy.start(shared_address(ring.entries + slot * C::kEntryBytes), ring.full(slot), lane);
-      }
-      __syncwarp();
-      i += count;
+      ids = next_ids;
+      next_ids = load_id(first + 64 + lane);
     }
-    n += entries;
+    run_slot += entries;
+    filled = filled || run_slot >= kEntries;
+    run_phase ^= run_slot / kEntries & 1;
+    run_slot %= kEntries;
   }
 }
 

@@ -192,14 +192,14 @@ struct Softmax {
 };
 
 // Query fragments of the INT2 part: registers when they fit, else shared memory
-// ([item / 2][n-tile][lane] pairs, the same for all warps).
+// ([item / 2][lane][n-tile] pairs, the same for all warps).
 template <int D, int NT, bool kInRegisters>
 struct QueryFragments {
   uint32_t regs[kInRegisters ? NT : 1][kInRegisters ? D / 8 : 1];
   const uint2* shared;
   __device__ __forceinline__ uint2 get(int n, int step, int lane) const {
     if constexpr (kInRegisters) return make_uint2(regs[n][2 * step], regs[n][2 * step + 1]);
-    return shared[(step * NT + n) * 32 + lane];
+    return shared[(step * 32 + lane) * NT + n];
   }
 };
 
