@@ -71,7 +71,7 @@ CaptureResult capture(Transformer& model, Compute compute,
       KvCache cache(config, arm);
       const SequenceChunk chunk{.tokens = sequence, .cache = &cache};
       writer.begin_sequence(sequence);
-      model.forward({&chunk, 1}, &observer);
+      model.observe({&chunk, 1}, observer);
       writer.end_sequence();
     }
     result.tokens += sequence.size();

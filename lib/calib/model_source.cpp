@@ -71,7 +71,7 @@ class ModelSource : public ActivationSource {
       KvCache cache(model_.config(), arm_);
       spilling.start(s, offsets_[s]);
       const SequenceChunk chunk{.tokens = sequences_[s], .cache = &cache};
-      model_.forward({&chunk, 1}, &spilling);
+      model_.observe({&chunk, 1}, spilling);
     }
     progress.step({"forward", offsets_.back(), offsets_.back(), "tokens"});
   }

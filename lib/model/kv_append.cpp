@@ -17,12 +17,12 @@ void check_finite(const KvCache::State& state, size_t layer, size_t num_tokens, 
   const size_t width = state.num_kv_heads * state.head_dim;
   const size_t first = state.layers[layer].length;
   parallel_for_ranges(num_tokens, kPageTokens, [&](size_t begin, size_t end) {
-    constexpr uint32_t kExponent = 0x7f800000U;
-    uint32_t worst = 0;
+    // A full exponent plus its lowest bit overflows into the sign bit.
+    uint32_t overflow = 0;
     for (size_t i = begin * width; i < end * width; ++i) {
-      worst = std::max(worst, std::bit_cast<uint32_t>(rows[i]) & kExponent);
+      overflow |= (std::bit_cast<uint32_t>(rows[i]) & 0x7f800000U) + 0x00800000U;
     }
-    if (worst != kExponent) return;
+    if ((overflow & 0x80000000U) == 0) return;
     for (size_t i = begin * width; i < end * width; ++i) {
       OSCAR_CHECK(std::isfinite(rows[i]), "layer ", layer, ": ", what, " of token ",
                   first + i / width, ", KV head ", i % width / state.head_dim, ", dimension ",

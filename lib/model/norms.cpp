@@ -42,12 +42,6 @@ void swiglu(float* gate, const float* up, size_t count) {
   });
 }
 
-void add_in_place(float* x, const float* y, size_t count) {
-  const norms::Kernels& k = kernels();
-  parallel_for_ranges(count, kGrain,
-                      [&](size_t begin, size_t end) { k.add(x + begin, y + begin, end - begin); });
-}
-
 void check_finite(const float* values, size_t count, const std::string& what) {
   const norms::Kernels& k = kernels();
   parallel_for_ranges(count, 4 * kGrain, [&](size_t begin, size_t end) {

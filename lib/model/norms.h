@@ -16,9 +16,6 @@ void rms_norm(const float* x, size_t rows, size_t width, const float* weight, do
 // gate = silu(gate) * up, silu(x) = x / (1 + exp(-x)); relative error below 4 * 2^-23.
 void swiglu(float* gate, const float* up, size_t count);
 
-// x += y.
-void add_in_place(float* x, const float* y, size_t count);
-
 // Throws Error "<what>: non-finite value" unless all values are finite.
 void check_finite(const float* values, size_t count, const std::string& what);
 

@@ -12,7 +12,6 @@ struct Kernels {
   double (*sum_of_squares)(const float* x, size_t count);
   void (*scale)(const float* x, const float* weight, float factor, size_t count, float* out);
   void (*swiglu)(float* gate, const float* up, size_t count);
-  void (*add)(float* x, const float* y, size_t count);
   float (*zero_if_finite)(const float* x, size_t count);  // NaN otherwise
 };
 const Kernels& generic();
@@ -70,10 +69,6 @@ inline float exp_clamped(float x) {
   for (size_t i = 0; i < count; ++i) gate[i] = gate[i] / (1.0F + exp_clamped(-gate[i])) * up[i];
 }
 
-[[maybe_unused]] void add(float* x, const float* y, size_t count) {
-  for (size_t i = 0; i < count; ++i) x[i] += y[i];
-}
-
 [[maybe_unused]] float zero_if_finite(const float* x, size_t count) {
   float sums[kPartialSums] = {};
   size_t i = 0;
@@ -85,7 +80,7 @@ inline float exp_clamped(float x) {
   return sum;
 }
 
-[[maybe_unused]] constexpr Kernels kKernels = {sum_of_squares, scale, swiglu, add, zero_if_finite};
+[[maybe_unused]] constexpr Kernels kKernels = {sum_of_squares, scale, swiglu, zero_if_finite};
 
 }  // namespace
 }  // namespace oscar::norms

@@ -19,7 +19,7 @@ constexpr size_t kFewTokensPerChunk = 16;  // chunks this short are spread over 
 struct Activations {
   size_t tokens = 0;
   std::vector<float> x;         // [tokens, hidden] residual stream
-  std::vector<float> normed;    // [tokens, hidden], also the outputs that are added to x
+  std::vector<float> normed;    // [tokens, hidden]
   std::vector<float> q, o;      // [tokens, num_heads, head_dim]
   std::vector<float> k, v;      // [tokens, num_kv_heads, head_dim]
   std::vector<float> lse;       // [tokens, num_heads], only when observed
@@ -68,9 +68,15 @@ struct Transformer::State {
   void rotate(const std::vector<Chunk>& chunks, size_t num_heads, float* rows) const;
   void attend(size_t layer, const std::vector<Chunk>& chunks, Activations& a,
               LayerObserver* observer) const;
-  void attention_block(size_t layer, const std::vector<Chunk>& chunks, Activations& a,
-                       LayerObserver* observer) const;
+  // Attention of a layer up to its outputs before W_O (a.o), which the observer sees.
+  void attention(size_t layer, const std::vector<Chunk>& chunks, Activations& a,
+                 LayerObserver* observer) const;
+  // The rest of the layer.
+  void add_attention_output(size_t layer, Activations& a) const;
   void ffn_block(size_t layer, Activations& a) const;
+  // Makes the RoPE table long enough and looks up the embeddings.
+  Activations start(std::span<const SequenceChunk> chunks, const std::vector<Chunk>& checked,
+                    bool observed);
 };
 
 // Validates the batch before anything is written to a cache.
@@ -163,8 +169,8 @@ void Transformer::State::attend(size_t layer, const std::vector<Chunk>& chunks, 
   }
 }
 
-void Transformer::State::attention_block(size_t layer, const std::vector<Chunk>& chunks,
-                                         Activations& a, LayerObserver* observer) const {
+void Transformer::State::attention(size_t layer, const std::vector<Chunk>& chunks, Activations& a,
+                                   LayerObserver* observer) const {
   const ModelConfig& c = config();
   const LayerWeights& w = weights->layers[layer];
   const std::string before =
@@ -188,8 +194,11 @@ void Transformer::State::attention_block(size_t layer, const std::vector<Chunk>&
   check_finite(a.k.data(), a.k.size(), name + " keys");
   check_finite(a.v.data(), a.v.size(), name + " values");
   attend(layer, chunks, a, observer);
-  multiply({{&w.o, data_or_null(w.o_bias), a.normed.data()}}, a.o.data(), a.tokens);
-  add_in_place(a.x.data(), a.normed.data(), a.x.size());
+}
+
+void Transformer::State::add_attention_output(size_t layer, Activations& a) const {
+  const LayerWeights& w = weights->layers[layer];
+  multiply({{&w.o, data_or_null(w.o_bias), a.x.data(), true}}, a.o.data(), a.tokens);
 }
 
 void Transformer::State::ffn_block(size_t layer, Activations& a) const {
@@ -199,12 +208,11 @@ void Transformer::State::ffn_block(size_t layer, Activations& a) const {
            cat("layer ", layer, " attention output"), a.normed.data());
   for (size_t begin = 0; begin < a.tokens; begin += kFfnTokens) {
     const size_t count = std::min(kFfnTokens, a.tokens - begin);
-    float* rows = a.normed.data() + begin * c.hidden_size;
-    multiply({{&w.gate, nullptr, a.gate.data()}, {&w.up, nullptr, a.up.data()}}, rows, count);
+    multiply({{&w.gate, nullptr, a.gate.data()}, {&w.up, nullptr, a.up.data()}},
+             a.normed.data() + begin * c.hidden_size, count);
     swiglu(a.gate.data(), a.up.data(), count * c.intermediate_size);
-    multiply({{&w.down, nullptr, rows}}, a.gate.data(), count);
+    multiply({{&w.down, nullptr, a.x.data() + begin * c.hidden_size, true}}, a.gate.data(), count);
   }
-  add_in_place(a.x.data(), a.normed.data(), a.x.size());
 }
 
 Transformer::Transformer(std::shared_ptr<const ModelWeights> weights, Compute compute) {
@@ -216,25 +224,45 @@ Transformer::~Transformer() = default;
 const ModelConfig& Transformer::config() const { return state_->config(); }
 const ModelWeights& Transformer::weights() const { return *state_->weights; }
 
-std::vector<float> Transformer::forward(std::span<const SequenceChunk> chunks,
-                                        LayerObserver* observer) {
-  State& s = *state_;
-  const std::vector<Chunk> checked = s.check(chunks);
+Activations Transformer::State::start(std::span<const SequenceChunk> chunks,
+                                      const std::vector<Chunk>& checked, bool observed) {
   const size_t tokens = checked.back().first_row + checked.back().num_tokens;
   size_t positions = 0;
   for (const Chunk& chunk : checked)
     positions = std::max(positions, chunk.first_position + chunk.num_tokens);
-  s.cover_positions(positions);
-  Activations a(s.config(), tokens, observer != nullptr);
-  s.embed(chunks, a);
-  for (size_t layer = 0; layer < s.config().num_layers; ++layer) {
-    s.attention_block(layer, checked, a, observer);
+  cover_positions(positions);
+  Activations a(config(), tokens, observed);
+  embed(chunks, a);
+  return a;
+}
+
+std::vector<float> Transformer::forward(std::span<const SequenceChunk> chunks,
+                                        LayerObserver* observer) {
+  State& s = *state_;
+  const ModelConfig& c = s.config();
+  const std::vector<Chunk> checked = s.check(chunks);
+  Activations a = s.start(chunks, checked, observer != nullptr);
+  for (size_t layer = 0; layer < c.num_layers; ++layer) {
+    s.attention(layer, checked, a, observer);
+    s.add_attention_output(layer, a);
     s.ffn_block(layer, a);
   }
-  rms_norm(a.x.data(), tokens, s.config().hidden_size, s.weights->output_norm.data(),
-           s.config().rms_norm_eps, cat("layer ", s.config().num_layers - 1, " output"),
-           a.x.data());
+  rms_norm(a.x.data(), a.tokens, c.hidden_size, s.weights->output_norm.data(), c.rms_norm_eps,
+           cat("layer ", c.num_layers - 1, " output"), a.x.data());
   return std::move(a.x);
+}
+
+void Transformer::observe(std::span<const SequenceChunk> chunks, LayerObserver& observer) {
+  State& s = *state_;
+  const std::vector<Chunk> checked = s.check(chunks);
+  Activations a = s.start(chunks, checked, true);
+  for (size_t layer = 0; layer < s.config().num_layers; ++layer) {
+    if (layer > 0) {
+      s.add_attention_output(layer - 1, a);
+      s.ffn_block(layer - 1, a);
+    }
+    s.attention(layer, checked, a, &observer);
+  }
 }
 
 void Transformer::logits(const float* hidden, size_t rows, float* out) {

@@ -54,6 +54,10 @@ class Transformer {
   std::vector<float> forward(std::span<const SequenceChunk> chunks,
                              LayerObserver* observer = nullptr);
 
+  // The same for what the observer sees alone: nothing behind the last layer's attention is
+  // computed.
+  void observe(std::span<const SequenceChunk> chunks, LayerObserver& observer);
+
   // Logits of hidden states: hidden [rows, hidden] -> out [rows, vocab].
   void logits(const float* hidden, size_t rows, float* out);
 

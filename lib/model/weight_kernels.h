@@ -25,20 +25,23 @@ struct GemvArgs {
   const float* x;  // [tokens, weight.columns]
   size_t tokens;
   const float* bias;  // [all rows of the matrix], may be null
+  bool accumulate;    // add to out instead of overwriting it
   float* out;         // [tokens, out_stride]
   size_t out_stride;
 };
 
-// A panel holds `width` rows or tokens side by side: element [step][lane], a step being one float32
-// column, or a pair of bf16 columns. Columns are padded with zeros to a multiple of kColumnUnit.
+// Columns are cut into steps (one float32 column, or a pair of bf16 columns) and steps into blocks
+// of kBlockSteps: so many that the tokens' panel stays in the first-level cache and the weights'
+// panels in the second. Columns are padded with zeros to a multiple of kColumnUnit.
 inline constexpr size_t kColumnUnit = 32;
+inline constexpr size_t kBlockSteps = 384;
 
 struct PackTokensArgs {
   const float* x;  // [tokens, x_stride]
   size_t x_stride;
   size_t tokens;    // <= token_width; missing ones become zeros
   size_t columns;   // unpadded
-  uint32_t* panel;  // [steps][token_width], with token_slack elements of room behind it
+  uint32_t* panel;  // [blocks of steps][token_width][kBlockSteps]
 };
 
 struct PackWeightsArgs {
@@ -50,7 +53,7 @@ struct PackWeightsArgs {
 
 struct MultiplyArgs {
   const uint32_t* weights;  // [steps][row_width]
-  const uint32_t* tokens;   // [steps][token_width]
+  const uint32_t* tokens;   // [token_width][kBlockSteps]
   size_t steps;
   size_t num_tokens, num_rows;  // valid ones in the two panels
   bool accumulate;              // add to out instead of overwriting it
@@ -63,7 +66,6 @@ struct MultiplyArgs {
 // element runs in an order that depends on the number of columns alone.
 struct GemmKernels {
   size_t token_width;       // tokens of a panel
-  size_t token_slack;       // elements written behind the last step of a token panel
   size_t row_width;         // weight rows of a panel
   size_t columns_per_step;  // 1: float32, 2: bf16 pairs
   void (*pack_tokens)(const PackTokensArgs&);

@@ -42,9 +42,11 @@ void gemv_tokens(const GemvArgs& args, size_t token_begin) {
       }
     }
     const float bias = args.bias == nullptr ? 0.0F : args.bias[r];
-    for (size_t t = 0; t < kTokens; ++t)
-      args.out[(token_begin + t) * args.out_stride + r] =
-          Simd::sum(Simd::add(sums[t][0], sums[t][1])) + bias;
+    for (size_t t = 0; t < kTokens; ++t) {
+      float& out = args.out[(token_begin + t) * args.out_stride + r];
+      const float value = Simd::sum(Simd::add(sums[t][0], sums[t][1])) + bias;
+      out = args.accumulate ? out + value : value;
+    }
   }
 }
 
@@ -78,25 +80,25 @@ inline void pack_unit(const float* rows, size_t row_stride, uint32_t* panel, siz
   }
 }
 
-// A store covers kLanes lanes, more than the kTokenWidth of a step: the next step overwrites the
-// excess, the last one needs the slack behind the panel.
 void pack_tokens(const PackTokensArgs& args) {
-  static_assert(Simd::kTokenWidth <= kLanes);
-  alignas(64) float rows[kLanes][kColumnUnit] = {};
-  for (size_t column = 0; column < args.columns; column += kColumnUnit) {
-    const size_t count = args.columns - column < kColumnUnit ? args.columns - column : kColumnUnit;
-    for (size_t t = 0; t < args.tokens; ++t) {
+  const size_t units = (args.columns + kColumnUnit - 1) / kColumnUnit;
+  constexpr size_t kBlockUnits = kBlockSteps / kStepsPerUnit;
+  for (size_t t = 0; t < Simd::kTokenWidth; ++t) {
+    for (size_t u = 0; u < units; ++u) {
+      const size_t column = u * kColumnUnit, left = args.columns - column;
       const float* source = args.x + t * args.x_stride + column;
-      if (count == kColumnUnit) {
-        for (size_t i = 0; i < kUnitVecs; ++i)
-          Simd::store(rows[t] + i * kLanes, Simd::load(source + i * kLanes));
-      } else {
-        std::memset(rows[t], 0, sizeof rows[t]);
-        std::memcpy(rows[t], source, count * sizeof(float));
+      alignas(64) float tail[kColumnUnit];
+      if (t >= args.tokens || left < kColumnUnit) {
+        std::memset(tail, 0, sizeof tail);
+        if (t < args.tokens) std::memcpy(tail, source, left * sizeof(float));
+        source = tail;
       }
+      uint32_t* target = args.panel + (u / kBlockUnits * Simd::kTokenWidth + t) * kBlockSteps +
+                         u % kBlockUnits * kStepsPerUnit;
+      for (size_t s = 0; s < kStepsPerUnit; s += kLanes)
+        Simd::store(reinterpret_cast<float*>(target + s),
+                    Element::load_steps(source + s * Element::kColumns));
     }
-    pack_unit(rows[0], kColumnUnit, args.panel + column / Element::kColumns * Simd::kTokenWidth,
-              Simd::kTokenWidth);
   }
 }
 
@@ -139,18 +141,23 @@ template <size_t kTokens>
 void multiply_tokens(const MultiplyArgs& args) {
   Vec sums[kTokens][2];
   for (size_t t = 0; t < kTokens; ++t) sums[t][0] = sums[t][1] = Simd::zero();
+  // The outputs are written after some thousand cycles: fetched now, they are there then.
+  for (size_t t = 0; t < kTokens && t < args.num_tokens; ++t) {
+    const float* out = args.out + t * args.out_stride;
+    for (size_t r = 0; r < kRowWidth; r += 16) __builtin_prefetch(out + r, 1);
+  }
   const float* w = reinterpret_cast<const float*>(args.weights);
   const float* x = reinterpret_cast<const float*>(args.tokens);
   for (size_t step = 0; step < args.steps; ++step) {
     const Vec w0 = Simd::load(w), w1 = Simd::load(w + kLanes);
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTokens; ++t) {
-      const Vec token = Simd::set1(x[t]);
+      const Vec token = Simd::set1(x[t * kBlockSteps]);
       sums[t][0] = Element::multiply_add(w0, token, sums[t][0]);
       sums[t][1] = Element::multiply_add(w1, token, sums[t][1]);
     }
     w += kRowWidth;
-    x += Simd::kTokenWidth;
+    ++x;
   }
   const auto put = [&](size_t t, float* target) {
     for (size_t i = 0; i < 2; ++i) {
@@ -183,9 +190,8 @@ void multiply(const MultiplyArgs& args) {
   multiply_tokens<kThird>(args);
 }
 
-const WeightKernels kKernels = {gemv,
-                                {Simd::kTokenWidth, kLanes - Simd::kTokenWidth, kRowWidth,
-                                 Element::kColumns, pack_tokens, pack_weights, multiply}};
+const WeightKernels kKernels = {
+    gemv, {Simd::kTokenWidth, kRowWidth, Element::kColumns, pack_tokens, pack_weights, multiply}};
 
 }  // namespace
 }  // namespace oscar

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "base/aligned.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/float16.h"
@@ -20,8 +20,7 @@ namespace oscar {
 namespace {
 
 constexpr size_t kTokenBlock = 2048;  // tokens whose panels are kept at a time (bounds the scratch)
-constexpr size_t kBlockSteps = 384;   // steps of a panel pair: tokens in L1, weights in L2
-constexpr size_t kPartTokens = 512;   // about so many tokens make one piece of work
+constexpr size_t kPartTokens = 1024;  // about so many tokens make one piece of work
 constexpr size_t kManyPieces = 32;    // enough pieces to keep threads balanced
 constexpr size_t kMinRows = 32, kMaxRows = 192;       // weight rows expanded at a time
 constexpr size_t kReferenceRows = 64;                 // the same for the reference backend
@@ -36,25 +35,6 @@ size_t part_size(size_t count, size_t parts, size_t width) {
 size_t num_parts(size_t count) {
   return std::max<size_t>(1, (count + kPartTokens / 2) / kPartTokens);
 }
-
-// Grow-only memory on cache-line boundaries.
-class Scratch {
- public:
-  uint32_t* get(size_t elements) {
-    if (elements > capacity_) {
-      memory_.reset(static_cast<uint32_t*>(::operator new (elements * 4, std::align_val_t{64})));
-      capacity_ = elements;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(uint32_t* pointer) const { ::operator delete (pointer, std::align_val_t{64}); }
-  };
-  std::unique_ptr<uint32_t, Free> memory_;
-  size_t capacity_ = 0;
-};
 
 const WeightKernels* kernels_fp32() {
   if (cpu_features().avx512) return &weight_kernels_avx512();
@@ -108,6 +88,7 @@ void run_gemv(const WeightKernels& kernels, std::span<const MatmulJob> jobs, con
                   .x = x,
                   .tokens = tokens,
                   .bias = tile.job->bias,
+                  .accumulate = tile.job->accumulate,
                   .out = tile.job->out,
                   .out_stride = tile.job->weight->rows});
   });
@@ -122,7 +103,7 @@ struct TokenPanels {
 };
 
 void multiply_tile(const GemmKernels& gemm, const Tile& tile, const TokenPanels& x) {
-  thread_local Scratch scratch;
+  thread_local AlignedBuffer<uint32_t> scratch;
   const WeightMatrix& weight = *tile.job->weight;
   const size_t unit_steps = kColumnUnit / gemm.columns_per_step;
   const size_t block_units = kBlockSteps / unit_steps;
@@ -147,11 +128,11 @@ void multiply_tile(const GemmKernels& gemm, const Tile& tile, const TokenPanels&
         const float* bias = bias_at(tile);
         gemm.multiply({.weights = panels + p * panel_size,
                        .tokens = x.panels + t / gemm.token_width * x.stride +
-                                 unit * unit_steps * gemm.token_width,
+                                 unit / block_units * gemm.token_width * kBlockSteps,
                        .steps = count * unit_steps,
                        .num_tokens = std::min(gemm.token_width, x.tokens - t),
                        .num_rows = std::min(gemm.row_width, tile.end - row),
-                       .accumulate = unit > 0,
+                       .accumulate = unit > 0 || tile.job->accumulate,
                        .bias = last && bias != nullptr ? bias + p * gemm.row_width : nullptr,
                        .out = tile.job->out + (x.token_begin + t) * weight.rows + row,
                        .out_stride = weight.rows});
@@ -171,16 +152,15 @@ size_t panel_tile_rows(size_t rows, size_t tokens) {
 
 void run_panels(const GemmKernels& gemm, std::span<const MatmulJob> jobs, const float* x,
                 size_t tokens) {
-  thread_local Scratch scratch;
+  thread_local AlignedBuffer<uint32_t> scratch;
   const size_t columns = jobs[0].weight->columns;
   const size_t steps = ceil_div(columns, kColumnUnit) * (kColumnUnit / gemm.columns_per_step);
-  const size_t stride = steps * gemm.token_width;
+  const size_t panel_stride = ceil_div(steps, kBlockSteps) * gemm.token_width * kBlockSteps;
   const std::vector<Tile> tiles = cut(jobs, panel_tile_rows(total_rows(jobs), tokens));
   const size_t block = part_size(tokens, ceil_div(tokens, kTokenBlock), gemm.token_width);
   for (size_t begin = 0; begin < tokens; begin += block) {
     const size_t count = std::min(block, tokens - begin);
     const size_t num_panels = ceil_div(count, gemm.token_width);
-    const size_t panel_stride = stride + gemm.token_slack;
     uint32_t* panels = scratch.get(num_panels * panel_stride);
     parallel_for(num_panels, [&](size_t p) {
       const size_t t = begin + p * gemm.token_width;
@@ -221,7 +201,11 @@ void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t token
     float* out = tile.job->out + tile.begin;
     const float* bias = bias_at(tile);
     for (size_t t = 0; t < tokens; ++t)
-      for (size_t r = 0; r < rows; ++r) out[t * weight.rows + r] = bias == nullptr ? 0.0F : bias[r];
+      for (size_t r = 0; r < rows; ++r) {
+        const float start = bias == nullptr ? 0.0F : bias[r];
+        float& value = out[t * weight.rows + r];
+        value = tile.job->accumulate ? value + start : start;
+      }
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(tokens),
                 static_cast<blasint>(rows), static_cast<blasint>(columns), 1.0F, x,
                 static_cast<blasint>(columns), expanded.data(), static_cast<blasint>(columns), 1.0F,
@@ -264,19 +248,21 @@ void run_dnnl(std::span<const MatmulJob> jobs, const float* x, size_t tokens) {
     expand_bf16(weight, tile.begin, tile.end, expanded.data());
     const float* bias = bias_at(tile);
     for (size_t t = 0; t < tokens; t += kDnnlTokens) {
-      const bool padded = t == tail && tokens % kDnnlTokens != 0;
+      const bool apart = tile.job->accumulate || (t == tail && tokens % kDnnlTokens != 0);
       float* out = tile.job->out + t * weight.rows + tile.begin;
-      if (padded) last.resize(kDnnlTokens * rows);
+      if (apart) last.resize(kDnnlTokens * rows);
       dnnl_matmul({.x = rounded.data() + t * columns,
                    .weights = expanded.data(),
                    .tokens = kDnnlTokens,
                    .rows = rows,
                    .columns = columns,
-                   .out = padded ? last.data() : out,
-                   .out_stride = padded ? rows : weight.rows});
+                   .out = apart ? last.data() : out,
+                   .out_stride = apart ? rows : weight.rows});
       for (size_t i = 0; i < std::min(kDnnlTokens, tokens - t); ++i) {
         float* line = out + i * weight.rows;
-        if (padded) std::copy_n(last.data() + i * rows, rows, line);
+        const float* product = last.data() + i * rows;
+        for (size_t r = 0; apart && r < rows; ++r)
+          line[r] = tile.job->accumulate ? line[r] + product[r] : product[r];
         for (size_t r = 0; bias != nullptr && r < rows; ++r) line[r] += bias[r];
       }
     }

@@ -43,6 +43,7 @@ struct MatmulJob {
   const WeightMatrix* weight = nullptr;
   const float* bias = nullptr;  // [rows], may be null
   float* out = nullptr;         // [tokens, rows]
+  bool accumulate = false;      // add to out instead of overwriting it
 };
 
 // x [tokens, columns], the same for every job (all weights have that many columns). Throws Error

@@ -102,6 +102,25 @@ TEST_CASE("hidden states do not depend on batch mates") {
   CHECK_CLOSE(row.data(), logits.data() + 59 * row.size(), row.size(), {.absolute = 1e-5});
 }
 
+TEST_CASE("an observer sees the same without the rest of the last layer") {
+  const SmallModel small;
+  Transformer model = small.transformer();
+  const std::vector<int32_t> tokens = random_tokens(40, 4);
+  Recorder whole, observed;
+  KvCache cache(model.config(), reference_arm(HighPrecision::kFp32));
+  KvCache other(model.config(), reference_arm(HighPrecision::kFp32));
+  const SequenceChunk chunk{tokens, &cache}, same{tokens, &other};
+  model.forward({&chunk, 1}, &whole);
+  model.observe({&same, 1}, observed);
+  REQUIRE(observed.calls.size() == whole.calls.size());
+  for (size_t i = 0; i < whole.calls.size(); ++i) {
+    CHECK(observed.calls[i].layer == whole.calls[i].layer);
+    CHECK(observed.calls[i].first_query == whole.calls[i].first_query);
+    CHECK(observed.calls[i].last_value == whole.calls[i].last_value);
+  }
+  CHECK(other.length() == 40);
+}
+
 TEST_CASE("many short chunks of different sequences decode as if alone") {
   const SmallModel small;
   Transformer model = small.transformer();

@@ -224,6 +224,39 @@ TEST_CASE("bf16 products are sums of products of rounded operands") {
   }
 }
 
+TEST_CASE("products are added to what is there") {
+  const size_t rows = 70, columns = 1600;
+  const RandomMatrix matrix(WeightType::kQ4_1, rows, columns, 5);
+  const std::vector<float> bias = random_floats(rows, 8);
+  for (const Compute compute : {Compute::kFp32, Compute::kBf16}) {
+    if (compute == Compute::kBf16 && !bf16_supported()) continue;
+    for (const MatmulBackend backend :
+         {MatmulBackend::kAuto, MatmulBackend::kReference, MatmulBackend::kOneDnn}) {
+      const bool other = compute == Compute::kFp32 ? backend == MatmulBackend::kOneDnn
+                                                   : backend == MatmulBackend::kReference;
+      if (other) continue;
+      for (const size_t tokens : {3, 300}) {
+        INFO("backend " << static_cast<int>(backend) << ", " << tokens << " tokens");
+        const std::vector<float> x = random_floats(tokens * columns, 6);
+        const std::vector<float> before = random_floats(tokens * rows, 7);
+        std::vector<float> product, sum = before;
+        const MatmulJob job{&matrix.weight, bias.data(), sum.data(), true};
+        try {
+          product = multiply(matrix, x, tokens, compute, backend, bias.data());
+        } catch (const Error& error) {
+          if (backend != MatmulBackend::kOneDnn) throw;
+          WARN("skipped: " << error.what());
+          continue;
+        }
+        weight_matmul({&job, 1}, x.data(), tokens, compute, backend);
+        for (size_t i = 0; i < sum.size(); ++i) product[i] += before[i];
+        // Sums of 1600 terms of size 1 in another order.
+        CHECK_CLOSE(sum.data(), product.data(), sum.size(), {.absolute = 1e-4});
+      }
+    }
+  }
+}
+
 TEST_CASE("products do not depend on the thread count or on the other tokens") {
   const size_t rows = 200, columns = 1024, tokens = 50;
   const RandomMatrix matrix(WeightType::kQ4_K, rows, columns, 5);
