@@ -33,6 +33,7 @@ struct KernelTiming {
   double bytes = 0;  // counted: every input read once, every output written once
   double bandwidth_tb_per_s = 0;
   double read_fraction = 0;  // bandwidth over the read ceiling of the same run
+  double tflop_per_s = 0;    // counted products of an operation bound by arithmetic, else 0
 };
 
 struct Ceilings {

@@ -10,6 +10,9 @@ against=()
 if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   against=(--against cudnn --script "$(dirname "$0")/cudnn_sdpa.py")
 fi
+if [ ${#against[@]} -gt 0 ]; then  # prefill attention in BF16, to be read beside attend_prefill's rows
+  python3 "$(dirname "$0")/cudnn_prefill.py" 32x8x128 4096 0,28672 > "$out/prefill_bf16.jsonl"
+fi
 "$oscar" bench kernels "${against[@]}" --out "$out/kernels.jsonl"
 for shape in 64x8x128 96x8x128 32x8x64 32x8x256; do
   "$oscar" bench kernels --shape "$shape" --context 128k --batch 8 --out "$out/kernels-$shape.jsonl"

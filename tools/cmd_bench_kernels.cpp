@@ -13,6 +13,8 @@
 #include "base/error.h"
 #include "io/results.h"
 #include "kernels/kernel_bench.h"
+#include "kernels/prefill_bench.h"
+#include "kernels/rows_bench.h"
 #include "tools/cmd_bench.h"
 #include "tools/commands.h"
 #include "tools/version.h"
@@ -118,6 +120,7 @@ ResultRow row_of(const KernelTiming& timing, const std::string& device, double b
                  {"bytes", timing.bytes},
                  {"bandwidth_tb_per_s", timing.bandwidth_tb_per_s},
                  {"read_fraction", timing.read_fraction}};
+  if (timing.tflop_per_s > 0) row.numbers["tflop_per_s"] = timing.tflop_per_s;
   if (bf16_us > 0) {
     row.numbers["bf16_time_us"] = bf16_us;
     row.numbers["ratio_to_bf16"] = bf16_us / timing.time_us;
@@ -131,13 +134,50 @@ ResultRow row_of(const KernelTiming& timing, const std::string& device, double b
 }
 
 void print_row(const ResultRow& row) {
-  const auto ratio = row.numbers.find("ratio_to_bf16");
-  fmt::print("{:<20} {:<10} {:>7} {:>5} {:>9.1f} {:>8.1f} {:>8.1f} {:>6.2f} {:>6.1f} {:>8}\n",
+  const auto optional = [&](const char* name) {
+    const auto found = row.numbers.find(name);
+    return found == row.numbers.end() ? std::string("-") : fmt::format("{:.2f}", found->second);
+  };
+  fmt::print("{:<28} {:<10} {:>7} {:>5} {:>9.1f} {:>8.1f} {:>8.1f} {:>6.2f} {:>6.1f} {:>8} {:>8}\n",
              row.arm, row.labels.at("shape"), row.numbers.at("context"), row.numbers.at("batch"),
              row.value, row.ci_lo, row.ci_hi, row.numbers.at("bandwidth_tb_per_s"),
-             100.0 * row.numbers.at("read_fraction"),
-             ratio == row.numbers.end() ? std::string("-") : fmt::format("{:.2f}", ratio->second));
+             100.0 * row.numbers.at("read_fraction"), optional("tflop_per_s"),
+             optional("ratio_to_bf16"));
   std::fflush(stdout);
+}
+
+// Dequantize, repack, page copies and rotation.
+std::vector<KernelTiming> bench_rows(const Shape& shape, double read) {
+  RowsBenchShape rows;
+  rows.num_q_heads = shape.num_q_heads;
+  rows.num_kv_heads = shape.num_kv_heads;
+  rows.head_dim = shape.head_dim;
+  std::vector<KernelTiming> timings = {bench_dequantize(rows, read), bench_copy_pages(rows, read)};
+  for (const auto layout : {EngineRows::Layout::kSglang, EngineRows::Layout::kVllm}) {
+    for (const auto direction : {RepackDirection::kToRows, RepackDirection::kToRecords})
+      timings.push_back(bench_repack(rows, direction, layout, read));
+  }
+  rows.tokens = 4096;
+  timings.push_back(bench_dequantize(rows, read));
+  timings.push_back(bench_rotate(rows, read));
+  return timings;
+}
+
+// 4096 new tokens, alone and after 28K cached ones, on both paths.
+std::vector<KernelTiming> bench_prefills(const Shape& shape, double read) {
+  std::vector<KernelTiming> timings;
+  for (const int cached : {0, 28672}) {
+    for (const PrefillPath path : {PrefillPath::kAuto, PrefillPath::kPortable}) {
+      PrefillBenchShape prefill;
+      prefill.num_q_heads = shape.num_q_heads;
+      prefill.num_kv_heads = shape.num_kv_heads;
+      prefill.head_dim = shape.head_dim;
+      prefill.cached = cached;
+      prefill.path = path;
+      timings.push_back(bench_prefill(prefill, read));
+    }
+  }
+  return timings;
 }
 
 void run_bench_kernels(const KernelBenchCommand& options) {
@@ -155,8 +195,9 @@ void run_bench_kernels(const KernelBenchCommand& options) {
     rows.push_back(row_of(timing, device, bf16_us));
     print_row(rows.back());
   };
-  fmt::print("{}\n{:<20} {:<10} {:>7} {:>5} {:>9} {:>8} {:>8} {:>6} {:>6} {:>8}\n", device, "op",
-             "shape", "context", "batch", "us", "min", "max", "TB/s", "% read", "x BF16");
+  fmt::print("{}\n{:<28} {:<10} {:>7} {:>5} {:>9} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8}\n", device,
+             "op", "shape", "context", "batch", "us", "min", "max", "TB/s", "% read", "TFLOP/s",
+             "x BF16");
   for (KernelTiming timing : {ceilings.copy, ceilings.read}) {
     timing.read_fraction = timing.bandwidth_tb_per_s / read;
     add(timing, 0);
@@ -186,6 +227,8 @@ void run_bench_kernels(const KernelBenchCommand& options) {
     write.num_jobs = jobs;
     add(bench_write_rtn(write, read), 0);
   }
+  for (const KernelTiming& timing : bench_rows(shape, read)) add(timing, 0);
+  for (const KernelTiming& timing : bench_prefills(shape, read)) add(timing, 0);
   if (!options.out.empty()) write_rows(rows, options.out);
 }
 
