@@ -13,12 +13,12 @@ void center(RecipeOptions& recipe) { recipe.center_keys = true; }
 void light(RecipeOptions& recipe) {
   center(recipe);
   recipe.key_metric = KeyMetric::kLogit;
+  recipe.decide_rotation = true;
 }
 
 void lean(RecipeOptions& recipe) {
   light(recipe);
   recipe.value_metric = true;
-  recipe.decide_rotation = true;
   recipe.value_centering = ValueCentering::kDecide;
 }
 

@@ -42,7 +42,7 @@ struct RecipeOptions {
 
 // official  proxy C_S, one rotation for all heads, R = U H P, clip 0.96 / 0.92 (the published
 // recipe) paper     the same with the exact C_S centered  official + key centering hadamard  R = H
-// light     centered + M_A for the keys; values as official
+// light     centered + M_A for the keys, rotations of keys and values by held-out choice
 // lean      light + M_V, values centered by held-out choice
 // best      lean with M_O in place of M_A, constants of the log-8 metadata
 RecipeOptions recipe_options(const std::string& name);  // throws Error listing the names

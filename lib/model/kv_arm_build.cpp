@@ -194,6 +194,18 @@ const char* meta_name(MetaFormat meta) {
   return "";
 }
 
+const char* start_name(StartRange start) {
+  switch (start) {
+    case StartRange::kClip:
+      return "clip";
+    case StartRange::kGrid:
+      return "grid";
+    case StartRange::kMetricGrid:
+      return "metric grid";
+  }
+  return "";
+}
+
 std::string describe_side(const std::vector<LayerArm>& layers, SideArm LayerArm::*member) {
   const SideArm& side = layers.front().*member;
   const CodecSpec& spec = side.codec(0).spec();
@@ -215,9 +227,9 @@ std::string describe_side(const std::vector<LayerArm>& layers, SideArm LayerArm:
   if (spec.clip_ratio > 0.0) text += ", clip " + rounded(spec.clip_ratio);
   if (spec.encoder == Encoder::kFeedback) {
     const FeedbackOptions& f = spec.feedback;
-    text += cat(f.feedback ? ", error feedback (" : ", metric search (",
-                f.start_grid ? "grid" : "clip", " start, ", f.multipliers.size(), " multipliers, ",
-                f.sweeps, " sweeps, ", f.refits, " refits)");
+    text += cat(f.feedback ? ", error feedback (" : ", metric search (", start_name(f.start),
+                " start, ", f.multipliers.size(), " multipliers, ", f.sweeps, " sweeps, ", f.refits,
+                " refits)");
   }
   if (spec.gain == GainRule::kPlain) text += ", plain gain";
   if (spec.gain == GainRule::kMetric) text += ", metric gain";

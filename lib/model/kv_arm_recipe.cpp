@@ -35,8 +35,9 @@ void oscar(ArmRecipe& arm) {
 void use_feedback(SideRecipe& side) {
   side.codec.encoder = Encoder::kFeedback;
   side.codec.gain = GainRule::kMetric;
-  side.clip_from_bundle = false;
+  side.clip_from_bundle = false;  // the encoder has a start of its own
   side.codec.clip_ratio = 0.0;
+  side.codec.clip_rule = ClipRule::kOrderStatistic;
 }
 
 void kivi(ArmRecipe& arm) {
@@ -114,7 +115,7 @@ const std::vector<NamedRecipe>& named_recipes() {
          arm.v.centering = Centering::kWhereDecided;
          both(arm, [](SideRecipe& side) {
            use_feedback(side);
-           side.codec.feedback.start_grid = true;
+           side.codec.feedback.start = StartRange::kGrid;
            side.codec.feedback.sweeps = 2;
            side.codec.feedback.refits = 1;
            side.log8_where_known = true;
@@ -164,7 +165,19 @@ MetaFormat parse_meta(const Suffix& suffix) {
   return found->second;
 }
 
+// A number names a set for the clip start; factors may be listed.
 std::vector<double> parse_multipliers(const Suffix& suffix) {
+  if (suffix.value.find_first_of("./") != std::string::npos) {
+    std::vector<double> factors;
+    for (size_t begin = 0; begin <= suffix.value.size();) {
+      const size_t end = std::min(suffix.value.find('/', begin), suffix.value.size());
+      factors.push_back(
+          Suffix{suffix.arm, suffix.text, suffix.key, suffix.value.substr(begin, end - begin)}
+              .number(0.1, 10.0));
+      begin = end + 1;
+    }
+    return factors;
+  }
   switch (suffix.integer(1, 5)) {
     case 1:
       return {1.0};
@@ -173,8 +186,14 @@ std::vector<double> parse_multipliers(const Suffix& suffix) {
     case 5:
       return FeedbackOptions{}.multipliers;
     default:
-      suffix.refuse("multipliers=1, 3 or 5");
+      suffix.refuse("multipliers=1, 3, 5 or a list such as 0.9/1/1.15");
   }
+}
+
+void set_clip(SideRecipe& side, double ratio, ClipRule rule) {
+  side.clip_from_bundle = false;
+  side.codec.clip_ratio = ratio;
+  side.codec.clip_rule = rule;
 }
 
 using SideChange = std::function<void(SideRecipe&, const Suffix&)>;
@@ -195,8 +214,7 @@ const std::map<std::string, SideChange>& side_suffixes() {
       {"feedback",
        [](SideRecipe& s, const Suffix&) {
          s.codec.encoder = Encoder::kFeedback;
-         s.clip_from_bundle = false;  // the encoder has a start of its own
-         s.codec.clip_ratio = 0.0;
+         set_clip(s, 0.0, ClipRule::kOrderStatistic);  // the encoder has a start of its own
        }},
       {"no-feedback", [](SideRecipe& s, const Suffix&) { s.codec.feedback.feedback = false; }},
       {"identity-metric", [](SideRecipe& s, const Suffix&) { s.identity_metric = true; }},
@@ -204,25 +222,28 @@ const std::map<std::string, SideChange>& side_suffixes() {
       {"no-gain", [](SideRecipe& s, const Suffix&) { s.codec.gain = GainRule::kNone; }},
       {"plain-gain", [](SideRecipe& s, const Suffix&) { s.codec.gain = GainRule::kPlain; }},
       {"metric-gain", [](SideRecipe& s, const Suffix&) { s.codec.gain = GainRule::kMetric; }},
-      {"grid-start", [](SideRecipe& s, const Suffix&) { s.codec.feedback.start_grid = true; }},
-      {"clip-start", [](SideRecipe& s, const Suffix&) { s.codec.feedback.start_grid = false; }},
+      {"grid-start",
+       [](SideRecipe& s, const Suffix&) { s.codec.feedback.start = StartRange::kGrid; }},
+      {"metric-grid-start",
+       [](SideRecipe& s, const Suffix&) { s.codec.feedback.start = StartRange::kMetricGrid; }},
+      {"clip-start",
+       [](SideRecipe& s, const Suffix&) { s.codec.feedback.start = StartRange::kClip; }},
       {"sweeps",
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.sweeps = x.integer(0, 16); }},
       {"refits",
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.refits = x.integer(0, 16); }},
+      {"refit-multipliers",
+       [](SideRecipe& s, const Suffix& x) {
+         s.codec.feedback.refit_multipliers = parse_multipliers(x);
+       }},
       {"multipliers",
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.multipliers = parse_multipliers(x); }},
       {"trellis", [](SideRecipe& s, const Suffix&) { s.codec.levels = Levels::kTrellis; }},
       {"no-clip",
-       [](SideRecipe& s, const Suffix&) {
-         s.clip_from_bundle = false;
-         s.codec.clip_ratio = 0.0;
-       }},
-      {"clip",
-       [](SideRecipe& s, const Suffix& x) {
-         s.clip_from_bundle = false;
-         s.codec.clip_ratio = x.number(0.0, 1.0);
-       }},
+       [](SideRecipe& s, const Suffix&) { set_clip(s, 0.0, ClipRule::kOrderStatistic); }},
+      {"grid-clip", [](SideRecipe& s, const Suffix&) { set_clip(s, 0.0, ClipRule::kRangeGrid); }},
+      {"clip", [](SideRecipe& s,
+                  const Suffix& x) { set_clip(s, x.number(0.0, 1.0), ClipRule::kOrderStatistic); }},
       {"bits", [](SideRecipe& s, const Suffix& x) { s.codec.bits = x.integer(2, 8); }},
       {"group", [](SideRecipe& s, const Suffix& x) { s.codec.group = x.integer(4, 1 << 16); }},
       {"meta",

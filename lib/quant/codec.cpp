@@ -97,10 +97,10 @@ class RowCodec final : public Codec {
   }
 
  private:
-  // A few rows alone would leave most lanes idle: the feedback encoder repeats them.
+  // A few rows alone would leave most lanes idle: encoders that try candidates repeat them.
   int period_of(int count) const {
     int period = encoder_.kernels->lanes;
-    while (encoder_.spec.encoder == Encoder::kFeedback && count <= period / 2) period /= 2;
+    while (tries_candidates(encoder_.spec) && count <= period / 2) period /= 2;
     return period;
   }
 
@@ -184,9 +184,10 @@ void RowBatch::resize(const RowEncoder& encoder) {
                        &products[2], &products[3], &products[4]})
     values->resize(lanes);
   best_index.resize(lanes);
-  if (encoder.spec.encoder != Encoder::kFeedback) return;
+  if (!tries_candidates(encoder.spec)) return;
   const FeedbackOptions& options = encoder.spec.feedback;
-  const size_t candidates = std::max<size_t>(options.multipliers.size(), 36);
+  const size_t candidates =
+      std::max({options.multipliers.size(), options.refit_multipliers.size(), size_t{36}});
   error.resize(size * lanes * kMaxCandidatesAtOnce);
   trial.resize(size * lanes * kMaxCandidatesAtOnce);
   candidate_scale.resize(candidates * lanes);

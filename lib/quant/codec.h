@@ -17,6 +17,7 @@ enum class ClipRule : uint8_t {
   kOrderStatistic,  // entry min(D - 1, floor(ratio * D)) of |row| sorted ascending
   kBisect,          // upstream's flush kernel: log2 D bisection steps on [0, max |row|]
   kQuantile,        // vLLM: interpolated quantile at position (D - 1) * ratio
+  kRangeGrid,       // no threshold: the range is that of StartRange::kGrid; needs one group per row
 };
 // Reconstruction levels; the Lloyd variants need 2 bits and one group per row.
 enum class Levels : uint8_t {
@@ -32,14 +33,22 @@ enum class GroupAxis : uint8_t {
 };
 enum class Encoder : uint8_t { kRtn, kFeedback };
 
+// The range from which the feedback encoder starts.
+enum class StartRange : uint8_t {
+  kClip,        // of the row clipped at order statistic floor(start_clip * D)
+  kGrid,        // the least squared error of 6 x 6 ranges about the mean
+  kMetricGrid,  // the least e A e^T of the same ranges: dearer, and no better as a start, because
+                // the codes are chosen by error feedback afterwards
+};
+
 // Options of the feedback encoder (best_recipe steps 5 and 6).
 struct FeedbackOptions {
-  bool start_grid = false;  // true: 6 x 6 range grid in the metric; false: start from the row
-                            // clipped at order statistic floor(start_clip * D)
+  StartRange start = StartRange::kClip;
   double start_clip = 0.92;
-  std::vector<double> multipliers = {0.85, 1.0, 1.15, 1.35, 1.6};
-  int sweeps = 0;
-  int refits = 0;
+  std::vector<double> multipliers = {0.85, 1.0, 1.15, 1.35, 1.6};  // of the start range
+  int refits = 0;  // least-squares pairs for the best codes so far, each tried with
+  std::vector<double> refit_multipliers = {0.95, 1.0, 1.05};
+  int sweeps = 0;        // of coordinate descent, over the codes that won
   bool feedback = true;  // false: codes by plain rounding for every multiplier (ablation)
 };
 enum class GainRule : uint8_t {

@@ -21,15 +21,19 @@ std::unique_ptr<Codec> make_codec_with(const CodecSpec& spec,
 
 // The metric as the kernels read it: 4 neighbouring columns side by side, in the order of use.
 struct MetricPanels {
-  std::vector<float> l;       // for blocks of 4 columns from the last to the first, for rows j from
-                              // D - 1 down to the block's first: L[j][block]
-  std::vector<float> a;       // for blocks from the first to the last, for all rows j: A[j][block]
-  std::vector<float> a_diag;  // [D]
-  std::vector<float> ones_l;  // [D]: column sums of L
-  double ones_norm = 0.0;     // 1 A 1^T
+  std::vector<float> l;  // for blocks of 4 columns from the last to the first, for rows j from
+                         // D - 1 down to the block's first: L[j][block]
+  std::vector<float> a;  // for blocks from the first to the last, for all rows j: A[j][block]
+  std::vector<float> a_inverse;  // [D], 1 / A_ii
+  std::vector<float> ones_l;     // [D]: column sums of L
+  double ones_norm = 0.0;        // 1 A 1^T
 };
 // with_a: also the panels of A, which only the sweeps read.
 MetricPanels make_metric_panels(const EncoderMetric& metric, bool with_a);
+
+inline bool tries_candidates(const CodecSpec& spec) {
+  return spec.encoder == Encoder::kFeedback || spec.clip_rule == ClipRule::kRangeGrid;
+}
 
 // Everything the encoders of a row codec share; built once.
 struct RowEncoder {
@@ -75,6 +79,9 @@ struct RowBatch {
 void encode_rtn(const RowEncoder& encoder, RowBatch& batch);
 void encode_lloyd(const RowEncoder& encoder, RowBatch& batch);
 void encode_feedback(const RowEncoder& encoder, RowBatch& batch);
+// Fills batch.scale and batch.low, [lanes], with the cheapest of 6 x 6 ranges around the mean under
+// plain rounding (in the metric where `in_metric`), batch.minimum and batch.maximum with the row's.
+void start_from_grid(const RowEncoder& encoder, RowBatch& batch, bool in_metric);
 // Folds the unbiased gain into the pairs (best_recipe step 6).
 void fold_gain(const RowEncoder& encoder, RowBatch& batch);
 

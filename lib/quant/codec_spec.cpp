@@ -7,6 +7,14 @@
 namespace oscar {
 namespace {
 
+void check_multipliers(const char* name, const std::vector<double>& multipliers) {
+  OSCAR_CHECK(!multipliers.empty() && multipliers.size() <= 64, "codec: feedback.", name,
+              " must name 1 to 64 factors, got ", multipliers.size());
+  for (const double factor : multipliers)
+    OSCAR_CHECK(factor > 0.0 && factor < 100.0, "codec: feedback.", name,
+                " must be in (0, 100), got ", factor);
+}
+
 void check_feedback(const CodecSpec& spec) {
   const FeedbackOptions& options = spec.feedback;
   OSCAR_CHECK(spec.group == 0 || spec.group == spec.head_dim,
@@ -18,22 +26,29 @@ void check_feedback(const CodecSpec& spec) {
               spec.clip_ratio);
   OSCAR_CHECK(options.start_clip > 0.0 && options.start_clip <= 1.0,
               "codec: feedback.start_clip must be in (0, 1], got ", options.start_clip);
-  OSCAR_CHECK(!options.multipliers.empty() && options.multipliers.size() <= 64,
-              "codec: feedback.multipliers must name 1 to 64 factors, got ",
-              options.multipliers.size());
-  for (const double factor : options.multipliers)
-    OSCAR_CHECK(factor > 0.0 && factor < 100.0,
-                "codec: feedback.multipliers must be in (0, 100), got ", factor);
+  check_multipliers("multipliers", options.multipliers);
+  check_multipliers("refit_multipliers", options.refit_multipliers);
   OSCAR_CHECK(options.sweeps >= 0 && options.sweeps <= 100,
               "codec: feedback.sweeps must be 0 to 100, got ", options.sweeps);
   OSCAR_CHECK(options.refits >= 0 && options.refits <= 100,
               "codec: feedback.refits must be 0 to 100, got ", options.refits);
 }
 
+void check_range_grid(const CodecSpec& spec) {
+  OSCAR_CHECK(spec.encoder == Encoder::kRtn && spec.levels == Levels::kUniform,
+              "codec: the range grid as clip rule needs the rtn encoder and uniform levels (the "
+              "feedback encoder has feedback.start)");
+  OSCAR_CHECK(spec.clip_ratio == 0.0, "codec: the range grid has no clip ratio, expected 0, got ",
+              spec.clip_ratio);
+  OSCAR_CHECK(spec.group == 0 || spec.group == spec.head_dim,
+              "codec: the range grid needs one group per row, got group ", spec.group,
+              " at head_dim ", spec.head_dim);
+}
+
 void check_token_axis(const CodecSpec& spec) {
   OSCAR_CHECK(spec.group >= 1, "codec: groups over tokens need group >= 1 token, got ", spec.group);
-  OSCAR_CHECK(spec.clip_ratio == 0.0, "codec: groups over tokens have no clip, got clip_ratio ",
-              spec.clip_ratio);
+  OSCAR_CHECK(spec.clip_ratio == 0.0 && spec.clip_rule != ClipRule::kRangeGrid,
+              "codec: groups over tokens have no clip, got clip_ratio ", spec.clip_ratio);
   OSCAR_CHECK(spec.gain == GainRule::kNone && spec.encoder == Encoder::kRtn &&
                   spec.levels == Levels::kUniform,
               "codec: groups over tokens need the rtn encoder, uniform levels and no gain");
@@ -60,10 +75,12 @@ void check(const CodecSpec& spec) {
   OSCAR_CHECK(spec.group >= 0 && (spec.group == 0 || spec.head_dim % spec.group == 0),
               "codec: group must divide head_dim ", spec.head_dim, ", got ", spec.group);
   if (spec.encoder == Encoder::kFeedback) check_feedback(spec);
+  if (spec.clip_rule == ClipRule::kRangeGrid) check_range_grid(spec);
   if (spec.levels == Levels::kTrellis) {
     OSCAR_CHECK(spec.bits == 2 && spec.encoder == Encoder::kFeedback,
                 "codec: the trellis needs 2 bits and the feedback encoder, got bits ", spec.bits);
-    OSCAR_CHECK(spec.feedback.sweeps == 0 && spec.feedback.feedback && !spec.feedback.start_grid,
+    OSCAR_CHECK(spec.feedback.sweeps == 0 && spec.feedback.feedback &&
+                    spec.feedback.start == StartRange::kClip,
                 "codec: the trellis has no sweeps, no grid start and always feeds the error back");
   } else if (spec.levels != Levels::kUniform) {
     OSCAR_CHECK(spec.bits == 2, "codec: Lloyd-Max levels need 2 bits, got ", spec.bits);

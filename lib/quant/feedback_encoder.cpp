@@ -21,6 +21,13 @@ struct Deal {
   size_t number(size_t candidate, size_t lane) const {
     return std::min(candidate * replicas + lane / period, total - 1);
   }
+  // fill(number, first slot of the candidate arrays, first lane) for every run of `period` lanes.
+  template <class Fill>
+  void for_each_run(const Fill& fill) const {
+    for (size_t candidate = 0; candidate < per_lane(); ++candidate)
+      for (size_t lane = 0; lane < lanes; lane += period)
+        fill(number(candidate, lane), candidate * lanes + lane, lane);
+  }
 };
 
 Deal deal(const RowEncoder& encoder, const RowBatch& batch, size_t total) {
@@ -32,15 +39,12 @@ Deal deal(const RowEncoder& encoder, const RowBatch& batch, size_t total) {
 CandidateArgs candidate_args(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt) {
   return {.x = batch.x.data(),
           .l_panels = encoder.panels.l.data(),
-          .a_panels = encoder.panels.a.data(),
           .pivot = encoder.metric->pivot.data(),
-          .a_diag = encoder.panels.a_diag.data(),
           .scale = batch.candidate_scale.data(),
           .low = batch.candidate_low.data(),
           .head_dim = encoder.spec.head_dim,
           .max_code = encoder.rule.max_code,
           .num_candidates = static_cast<int>(dealt.per_lane()),
-          .sweeps = 0,
           .feedback = false,
           .error = batch.error.data(),
           .trial = batch.trial.data(),
@@ -70,12 +74,12 @@ size_t cheapest_lane(const RowBatch& batch, const Deal& dealt, size_t row) {
   return winner;
 }
 
-// Tries what batch.candidate_* hold against the best so far and gives all replicas of a row the
-// winner: cost, scale, low, and (when codes are wanted) stored pair and codes.
-void run_round(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt,
-               const CandidateArgs& args) {
+// Lets `attempt` try what batch.candidate_* hold against the best so far and gives all replicas of
+// a row the winner: cost, scale, low, and (when codes are wanted) stored pair and codes.
+template <class Attempt>
+void run_round(RowBatch& batch, const Deal& dealt, bool with_codes, const Attempt& attempt) {
   batch.best_index.assign(batch.best_index.size(), -1);
-  encoder.kernels->try_candidates(args);
+  attempt();
   for (size_t row = 0; row < dealt.period; ++row) {
     const size_t winner = cheapest_lane(batch, dealt, row);
     if (winner == dealt.lanes) continue;
@@ -84,7 +88,7 @@ void run_round(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt,
       batch.best_cost[lane] = batch.best_cost[winner];
       batch.best_scale[lane] = batch.candidate_scale[best];
       batch.best_low[lane] = batch.candidate_low[best];
-      if (args.codes == nullptr) continue;
+      if (!with_codes) continue;
       batch.pairs[lane] = batch.candidate_pairs[best];
       for (size_t first = 0; lane != winner && first < batch.codes.size(); first += dealt.lanes)
         batch.codes[first + lane] = batch.codes[first + winner];
@@ -106,67 +110,39 @@ void start_from_clip(const RowEncoder& encoder, RowBatch& batch) {
   }
 }
 
-// Full start: the cheapest of 6 x 6 ranges around the mean, plain rounding, in the metric.
-void start_from_grid(const RowEncoder& encoder, RowBatch& batch) {
-  const CodecSpec& spec = encoder.spec;
-  const auto steps = static_cast<float>(encoder.rule.max_code);
-  std::vector<float>& mean = batch.threshold;
-  encoder.kernels->mean(batch.x.data(), spec.head_dim, mean.data());
-  encoder.kernels->min_max(batch.x.data(), nullptr, spec.head_dim, spec.head_dim,
-                           batch.minimum.data(), batch.maximum.data());
-  const Deal dealt = deal(encoder, batch, kGridSize);
-  for (size_t i = 0; i < dealt.per_lane() * dealt.lanes; ++i) {
-    const size_t lane = i % dealt.lanes;
-    const size_t number = dealt.number(i / dealt.lanes, lane);
-    const float low = mean[lane] + kGridFractions[number / 6] * (batch.minimum[lane] - mean[lane]);
-    const float high = mean[lane] + kGridFractions[number % 6] * (batch.maximum[lane] - mean[lane]);
-    batch.candidate_scale[i] = (high - low) / steps;
-    batch.candidate_low[i] = low;
-  }
-  reset_best(batch);
-  for (size_t lane = 0; lane < dealt.lanes; ++lane) {  // stays where no cost is finite
-    batch.best_scale[lane] = (batch.maximum[lane] - batch.minimum[lane]) / steps;
-    batch.best_low[lane] = batch.minimum[lane];
-  }
-  run_round(encoder, batch, dealt, candidate_args(encoder, batch, dealt));
-  for (size_t lane = 0; lane < dealt.lanes; ++lane) {
-    // The mean of a constant row is rounded: its range must not become the rounding error.
-    const bool constant = batch.minimum[lane] == batch.maximum[lane];
-    batch.scale[lane] = constant ? 0.0F : batch.best_scale[lane];
-    batch.low[lane] = constant ? batch.minimum[lane] : batch.best_low[lane];
-  }
-}
-
 // The candidates of a round: multiples of batch.scale about the middle of the range, as they will
 // be stored. A scale of 0 stands for code 0 everywhere (constant rows).
-void make_candidates(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt) {
+void make_candidates(const RowEncoder& encoder, RowBatch& batch, const Deal& dealt,
+                     const std::vector<double>& multipliers) {
   const float half = 0.5F * static_cast<float>(encoder.rule.max_code);
   float* scale = batch.candidate_scale.data();
   float* low = batch.candidate_low.data();
+  dealt.for_each_run([&](size_t number, size_t slot, size_t first_lane) {
+    const auto factor = static_cast<float>(multipliers[number]);
+    for (size_t i = 0; i < dealt.period; ++i)
+      scale[slot + i] = factor * batch.scale[first_lane + i];
+  });
   const size_t count = dealt.per_lane() * dealt.lanes;
-  for (size_t i = 0; i < count; ++i) {
-    const size_t lane = i % dealt.lanes;
-    const double factor = encoder.spec.feedback.multipliers[dealt.number(i / dealt.lanes, lane)];
-    scale[i] = static_cast<float>(factor) * batch.scale[lane];
-  }
   if (!encoder.rule.has_zero) {  // fp16 pair
     encoder.kernels->round_fp16(scale, static_cast<int>(count));
-    for (size_t i = 0; i < count; ++i)
-      low[i] = batch.low[i % dealt.lanes] + half * (batch.scale[i % dealt.lanes] - scale[i]);
+    for (size_t first = 0; first < count; first += dealt.lanes)
+      for (size_t lane = 0; lane < dealt.lanes; ++lane)
+        low[first + lane] = batch.low[lane] + half * (batch.scale[lane] - scale[first + lane]);
     encoder.kernels->round_fp16(low, static_cast<int>(count));
     for (size_t i = 0; i < count; ++i) batch.candidate_pairs[i] = {scale[i], low[i], false};
     return;
   }
-  for (size_t i = 0; i < count; ++i) {
-    const size_t lane = i % dealt.lanes;
-    const StoredPair pair =
-        centered_pair(encoder.rule, scale[i], batch.low[lane] + half * batch.scale[lane]);
-    batch.candidate_pairs[i] = pair;
-    scale[i] = pair.scale;
-    // A point (scale 0) keeps its value in the zero as if the scale were 1.
-    const bool point = pair.scale == 0.0F && !holds_constants(encoder.rule.format);
-    low[i] = point ? -pair.second : low_of(encoder.rule, pair);
-  }
+  for (size_t first = 0; first < count; first += dealt.lanes)
+    for (size_t lane = 0; lane < dealt.lanes; ++lane) {
+      const size_t i = first + lane;
+      const StoredPair pair =
+          centered_pair(encoder.rule, scale[i], batch.low[lane] + half * batch.scale[lane]);
+      batch.candidate_pairs[i] = pair;
+      scale[i] = pair.scale;
+      // A point (scale 0) keeps its value in the zero as if the scale were 1.
+      const bool point = pair.scale == 0.0F && !holds_constants(encoder.rule.format);
+      low[i] = point ? -pair.second : low_of(encoder.rule, pair);
+    }
 }
 
 // Least-squares (scale, low) in the metric for the best codes so far; lanes whose system is
@@ -218,21 +194,79 @@ void check_best(const RowEncoder& encoder, RowBatch& batch) {
 
 }  // namespace
 
+void start_from_grid(const RowEncoder& encoder, RowBatch& batch, bool in_metric) {
+  const CodecSpec& spec = encoder.spec;
+  const auto steps = static_cast<float>(encoder.rule.max_code);
+  std::vector<float>& mean = batch.threshold;
+  encoder.kernels->mean(batch.x.data(), spec.head_dim, mean.data());
+  encoder.kernels->min_max(batch.x.data(), nullptr, spec.head_dim, spec.head_dim,
+                           batch.minimum.data(), batch.maximum.data());
+  const Deal dealt = deal(encoder, batch, kGridSize);
+  dealt.for_each_run([&](size_t number, size_t slot, size_t first_lane) {
+    const float below = kGridFractions[number / 6], above = kGridFractions[number % 6];
+    for (size_t i = 0; i < dealt.period; ++i) {
+      const size_t lane = first_lane + i;
+      const float low = mean[lane] + below * (batch.minimum[lane] - mean[lane]);
+      const float high = mean[lane] + above * (batch.maximum[lane] - mean[lane]);
+      batch.candidate_scale[slot + i] = (high - low) / steps;
+      batch.candidate_low[slot + i] = low;
+    }
+  });
+  reset_best(batch);
+  for (size_t lane = 0; lane < dealt.lanes; ++lane) {  // stays where no cost is finite
+    batch.best_scale[lane] = (batch.maximum[lane] - batch.minimum[lane]) / steps;
+    batch.best_low[lane] = batch.minimum[lane];
+  }
+  run_round(batch, dealt, false, [&] {
+    if (in_metric) {
+      encoder.kernels->try_candidates(candidate_args(encoder, batch, dealt));
+    } else {
+      encoder.kernels->try_ranges({.x = batch.x.data(),
+                                   .scale = batch.candidate_scale.data(),
+                                   .low = batch.candidate_low.data(),
+                                   .head_dim = spec.head_dim,
+                                   .max_code = encoder.rule.max_code,
+                                   .num_candidates = static_cast<int>(dealt.per_lane()),
+                                   .best_cost = batch.best_cost.data(),
+                                   .best_index = batch.best_index.data()});
+    }
+  });
+  for (size_t lane = 0; lane < dealt.lanes; ++lane) {
+    // The mean of a constant row is rounded: its range must not become the rounding error.
+    const bool constant = batch.minimum[lane] == batch.maximum[lane];
+    batch.scale[lane] = constant ? 0.0F : batch.best_scale[lane];
+    batch.low[lane] = constant ? batch.minimum[lane] : batch.best_low[lane];
+  }
+}
+
 void encode_feedback(const RowEncoder& encoder, RowBatch& batch) {
   const FeedbackOptions& options = encoder.spec.feedback;
-  options.start_grid ? start_from_grid(encoder, batch) : start_from_clip(encoder, batch);
+  options.start == StartRange::kClip
+      ? start_from_clip(encoder, batch)
+      : start_from_grid(encoder, batch, options.start == StartRange::kMetricGrid);
   reset_best(batch);
-  const Deal dealt = deal(encoder, batch, options.multipliers.size());
   for (int round = 0; round <= options.refits; ++round) {
     if (round > 0) refit(encoder, batch);
-    make_candidates(encoder, batch, dealt);
+    const auto& multipliers = round == 0 ? options.multipliers : options.refit_multipliers;
+    const Deal dealt = deal(encoder, batch, multipliers.size());
+    make_candidates(encoder, batch, dealt, multipliers);
     CandidateArgs args = candidate_args(encoder, batch, dealt);
-    args.sweeps = options.sweeps;
     args.feedback = options.feedback;
     args.codes = batch.codes.data();
-    run_round(encoder, batch, dealt, args);
+    run_round(batch, dealt, true, [&] { encoder.kernels->try_candidates(args); });
   }
   check_best(encoder, batch);
+  if (options.sweeps == 0) return;
+  encoder.kernels->sweep_codes({.x = batch.x.data(),
+                                .a_panels = encoder.panels.a.data(),
+                                .a_inverse = encoder.panels.a_inverse.data(),
+                                .scale = batch.best_scale.data(),
+                                .low = batch.best_low.data(),
+                                .head_dim = encoder.spec.head_dim,
+                                .max_code = encoder.rule.max_code,
+                                .sweeps = options.sweeps,
+                                .error = batch.error.data(),
+                                .codes = batch.codes.data()});
 }
 
 MetricPanels make_metric_panels(const EncoderMetric& metric, bool with_a) {
@@ -246,7 +280,7 @@ MetricPanels make_metric_panels(const EncoderMetric& metric, bool with_a) {
     for (size_t j = 0; j < size; ++j)
       for (size_t k = begin; k < begin + 4; ++k) panels.a.push_back(metric.a[j * size + k]);
   for (size_t i = 0; i < size; ++i) {
-    panels.a_diag.push_back(metric.a[i * size + i]);
+    panels.a_inverse.push_back(1.0F / metric.a[i * size + i]);
     double sum = 0.0;
     for (size_t j = i; j < size; ++j) sum += static_cast<double>(metric.l[j * size + i]);
     panels.ones_l[i] = static_cast<float>(sum);

@@ -32,6 +32,10 @@ struct V {
   static V min(V a, V b) { return {_mm256_min_ps(a.v, b.v)}; }
   static V max(V a, V b) { return {_mm256_max_ps(a.v, b.v)}; }
   static V abs(V a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
+  static V fms(V a, V b, V c) { return {_mm256_fmsub_ps(a.v, b.v, c.v)}; }
+  static V nearest(V a) {
+    return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  }
   static V floor(V a) { return {_mm256_floor_ps(a.v)}; }
   static Mask less(V a, V b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
   static bool any(Mask mask) { return _mm256_movemask_ps(mask.m) != 0; }
@@ -180,9 +184,10 @@ void decode_row(const oscar::DecodeArgs& args) {
 namespace oscar {
 
 const LaneKernels* avx2_lane_kernels() {
-  static const LaneKernels kernels{
-      "avx2",     V::kLanes,      load_rows,       kth_largest,    min_max,    mean_of,   quantize,
-      dequantize, plain_products, metric_products, try_candidates, round_fp16, decode_row};
+  static const LaneKernels kernels{"avx2",         V::kLanes,       load_rows,      kth_largest,
+                                   min_max,        mean_of,         quantize,       dequantize,
+                                   plain_products, metric_products, try_candidates, try_ranges,
+                                   sweep_codes,    round_fp16,      decode_row};
   return &kernels;
 }
 

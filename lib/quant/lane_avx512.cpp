@@ -30,6 +30,10 @@ struct V {
   static V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
   static V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
   static V abs(V a) { return {_mm512_abs_ps(a.v)}; }
+  static V fms(V a, V b, V c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
+  static V nearest(V a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  }
   static V floor(V a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
   }
@@ -178,9 +182,10 @@ void decode_row(const oscar::DecodeArgs& args) {
 namespace oscar {
 
 const LaneKernels* avx512_lane_kernels() {
-  static const LaneKernels kernels{
-      "avx512",   V::kLanes,      load_rows,       kth_largest,    min_max,    mean_of,   quantize,
-      dequantize, plain_products, metric_products, try_candidates, round_fp16, decode_row};
+  static const LaneKernels kernels{"avx512",       V::kLanes,       load_rows,      kth_largest,
+                                   min_max,        mean_of,         quantize,       dequantize,
+                                   plain_products, metric_products, try_candidates, try_ranges,
+                                   sweep_codes,    round_fp16,      decode_row};
   return &kernels;
 }
 

@@ -13,6 +13,18 @@ constexpr int kBlock = 4;  // columns of L and A in a panel
 
 // Loops over the block are unrolled by request: otherwise their sums would live in memory.
 
+inline V inverse_or_zero(V scale) {
+  const typename V::Mask positive = V::less(V::zero(), scale);
+  const V usable = V::select(positive, scale, V::set1(1.0F));
+  return V::select(positive, V::div(V::set1(1.0F), usable), V::zero());
+}
+
+// Code of a value `above` the low end; an inverse scale of 0 gives code 0.
+inline V round_code(V above, V inverse, V top) {
+  const V position = V::fma(above, inverse, V::set1(0.5F));
+  return V::floor(V::min(V::max(position, V::zero()), top));
+}
+
 // Candidates of one chunk, [F] each.
 template <int F>
 struct Chunk {
@@ -25,18 +37,10 @@ Chunk<F> load_chunk(const oscar::CandidateArgs& args, int first) {
   for (int f = 0; f < F; ++f) {
     chunk.scale[f] = V::load(args.scale + (first + f) * V::kLanes);
     chunk.low[f] = V::load(args.low + (first + f) * V::kLanes);
-    const V usable = V::select(V::less(V::zero(), chunk.scale[f]), chunk.scale[f], V::set1(1.0F));
-    chunk.inverse[f] =
-        V::select(V::less(V::zero(), chunk.scale[f]), V::div(V::set1(1.0F), usable), V::zero());
+    chunk.inverse[f] = inverse_or_zero(chunk.scale[f]);
     chunk.cost[f] = V::zero();
   }
   return chunk;
-}
-
-template <int F>
-inline V nearest_code(const Chunk<F>& chunk, int f, V target, V top) {
-  const V position = V::fma(V::sub(target, chunk.low[f]), chunk.inverse[f], V::set1(0.5F));
-  return V::floor(V::min(V::max(position, V::zero()), top));
 }
 
 // First rounding of F candidates, from the last dim to the first.
@@ -67,7 +71,8 @@ void first_pass(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
       const V pivot = V::set1(args.pivot[d]);
 #pragma GCC unroll 8
       for (int f = 0; f < F; ++f) {
-        const V code = nearest_code(chunk, f, kFeedback ? sum[k][f] : x, top);
+        const V target = kFeedback ? sum[k][f] : x;
+        const V code = round_code(V::sub(target, chunk.low[f]), chunk.inverse[f], top);
         const V value = V::fma(code, chunk.scale[f], chunk.low[f]);
         const V error = V::sub(x, value);
         const V residual = V::sub(sum[k][f], value);
@@ -82,53 +87,90 @@ void first_pass(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
   }
 }
 
-// One coordinate-descent sweep: every code is re-rounded to the best given all others.
-template <int F>
-void sweep(const oscar::CandidateArgs& args, Chunk<F>& chunk) {
+// One sweep over kColumns columns of A; wider blocks have more independent sums under way.
+template <int kColumns>
+void sweep_block(const oscar::SweepArgs& args, int begin, V scale, V inverse, V low) {
   const V top = V::set1(static_cast<float>(args.max_code));
-  const float* panel = args.a_panels;
-  for (int begin = 0; begin < args.head_dim; begin += kBlock, panel += kBlock * args.head_dim) {
-    V gradient[kBlock][F];
-    for (int k = 0; k < kBlock; ++k)
-      for (int f = 0; f < F; ++f) gradient[k][f] = V::zero();
-    for (int j = 0; j < args.head_dim; ++j) {
-      const float* a = panel + j * kBlock;
-      const V a0 = V::set1(a[0]), a1 = V::set1(a[1]), a2 = V::set1(a[2]), a3 = V::set1(a[3]);
-      const float* errors = args.error + j * F * V::kLanes;
-      for (int f = 0; f < F; ++f) {
-        const V error = V::load(errors + f * V::kLanes);
-        gradient[0][f] = V::fma(a0, error, gradient[0][f]);
-        gradient[1][f] = V::fma(a1, error, gradient[1][f]);
-        gradient[2][f] = V::fma(a2, error, gradient[2][f]);
-        gradient[3][f] = V::fma(a3, error, gradient[3][f]);
-      }
-    }
+  const float* panels = args.a_panels + begin * args.head_dim;
+  const auto entry = [&](int row, int column) {
+    return V::set1(panels[(column / kBlock * args.head_dim + row) * kBlock + column % kBlock]);
+  };
+  V gradient[kColumns];
+  for (int k = 0; k < kColumns; ++k) gradient[k] = V::zero();
+  for (int j = 0; j < args.head_dim; ++j) {
+    const V error = V::load(args.error + j * V::kLanes);
 #pragma GCC unroll 8
-    for (int k = 0; k < kBlock; ++k) {
-      const int d = begin + k;
-      const V x = V::load(args.x + d * V::kLanes);
-      const V diagonal = V::set1(args.a_diag[d]);
-      const V inverse_diagonal = V::set1(1.0F / args.a_diag[d]);
+    for (int k = 0; k < kColumns; ++k) gradient[k] = V::fma(entry(j, k), error, gradient[k]);
+  }
 #pragma GCC unroll 8
-      for (int f = 0; f < F; ++f) {
-        float* slot = args.error + (d * F + f) * V::kLanes;
-        const V before = V::load(slot);
-        const V away = V::mul(gradient[k][f], inverse_diagonal);  // before - best error
-        const V best = V::sub(before, away);
-        const V code = nearest_code(chunk, f, V::sub(x, best), top);
-        const V error = V::sub(x, V::fma(code, chunk.scale[f], chunk.low[f]));
-        const V distance = V::sub(error, best);
-        const V change = V::sub(V::mul(distance, distance), V::mul(away, away));
-        chunk.cost[f] = V::fma(diagonal, change, chunk.cost[f]);
-        V::store(slot, error);
-        V::store_codes(args.trial + (d * F + f) * V::kLanes, code);
-        const V delta = V::sub(error, before);
+  for (int k = 0; k < kColumns; ++k) {
+    const int d = begin + k;
+    const V x = V::load(args.x + d * V::kLanes);
+    float* slot = args.error + d * V::kLanes;
+    const V before = V::load(slot);
+    const V best = V::sub(before, V::mul(gradient[k], V::set1(args.a_inverse[d])));
+    const V code = round_code(V::sub(V::sub(x, best), low), inverse, top);
+    const V error = V::sub(x, V::fma(code, scale, low));
+    V::store(slot, error);
+    V::store_codes(args.codes + d * V::kLanes, code);
+    const V delta = V::sub(error, before);
 #pragma GCC unroll 8
-        for (int next = k + 1; next < kBlock; ++next)
-          gradient[next][f] = V::fma(V::set1(panel[d * kBlock + next]), delta, gradient[next][f]);
-      }
+    for (int next = k + 1; next < kColumns; ++next)
+      gradient[next] = V::fma(entry(d, next), delta, gradient[next]);
+  }
+}
+
+void sweep_codes(const oscar::SweepArgs& args) {
+  const V scale = V::load(args.scale), low = V::load(args.low), inverse = inverse_or_zero(scale);
+  for (int d = 0; d < args.head_dim; ++d) {
+    const V value = V::fma(V::load_codes(args.codes + d * V::kLanes), scale, low);
+    V::store(args.error + d * V::kLanes, V::sub(V::load(args.x + d * V::kLanes), value));
+  }
+  for (int i = 0; i < args.sweeps; ++i) {
+    int begin = 0;
+    for (; begin + 2 * kBlock <= args.head_dim; begin += 2 * kBlock)
+      sweep_block<2 * kBlock>(args, begin, scale, inverse, low);
+    if (begin < args.head_dim) sweep_block<kBlock>(args, begin, scale, inverse, low);
+  }
+}
+
+// Squared errors of F ranges, in units of their scale.
+template <int F>
+void try_range_chunk(const oscar::RangeArgs& args, int first) {
+  const V top = V::set1(static_cast<float>(args.max_code));
+  V inverse[F], offset[F], cost[F];
+  for (int f = 0; f < F; ++f) {
+    inverse[f] = inverse_or_zero(V::load(args.scale + (first + f) * V::kLanes));
+    offset[f] = V::mul(V::load(args.low + (first + f) * V::kLanes), inverse[f]);
+    cost[f] = V::zero();
+  }
+  for (int d = 0; d < args.head_dim; ++d) {
+    const V x = V::load(args.x + d * V::kLanes);
+#pragma GCC unroll 8
+    for (int f = 0; f < F; ++f) {
+      const V position = V::fms(x, inverse[f], offset[f]);
+      const V code = V::nearest(V::min(V::max(position, V::zero()), top));
+      const V error = V::sub(position, code);
+      cost[f] = V::fma(error, error, cost[f]);
     }
   }
+  V best = V::load(args.best_cost);
+  for (int f = 0; f < F; ++f) {
+    const V scale = V::load(args.scale + (first + f) * V::kLanes);
+    const V squared = V::mul(cost[f], V::mul(scale, scale));
+    const typename V::Mask better = V::less(squared, best);
+    best = V::select(better, squared, best);
+    V::replace_index(args.best_index, better, first + f);
+  }
+  V::store(args.best_cost, best);
+}
+
+void try_ranges(const oscar::RangeArgs& args) {
+  constexpr int kAtOnce = V::kMaxCandidates < 3 ? V::kMaxCandidates : 6;
+  int first = 0;
+  for (; first + kAtOnce <= args.num_candidates; first += kAtOnce)
+    try_range_chunk<kAtOnce>(args, first);
+  for (; first < args.num_candidates; ++first) try_range_chunk<1>(args, first);
 }
 
 // Where a candidate is cheaper than the best so far, it becomes the best.
@@ -150,13 +192,12 @@ void keep_best(const oscar::CandidateArgs& args, const Chunk<F>& chunk, int firs
 template <int F>
 void try_chunk(const oscar::CandidateArgs& args, int first) {
   Chunk<F> chunk = load_chunk<F>(args, first);
-  const bool codes = args.codes != nullptr || args.sweeps > 0;
+  const bool codes = args.codes != nullptr;
   if (args.feedback) {
     codes ? first_pass<F, true, true>(args, chunk) : first_pass<F, true, false>(args, chunk);
   } else {
     codes ? first_pass<F, false, true>(args, chunk) : first_pass<F, false, false>(args, chunk);
   }
-  for (int i = 0; i < args.sweeps; ++i) sweep<F>(args, chunk);
   keep_best<F>(args, chunk, first);
 }
 

@@ -29,21 +29,45 @@ struct QuantizeArgs {
 struct CandidateArgs {
   const float* x;         // [head_dim][lanes]
   const float* l_panels;  // L by blocks of 4 columns, see MetricPanels
-  const float* a_panels;  // A by blocks of 4 columns; null when sweeps = 0
   const float* pivot;     // [head_dim]
-  const float* a_diag;    // [head_dim]; null when sweeps = 0
   const float* scale;     // [candidates][lanes]; 0 = every code 0
   const float* low;       // [candidates][lanes]: value = code * scale + low
   int head_dim;
   int max_code;
   int num_candidates;
-  int sweeps;           // coordinate-descent sweeps after the first rounding
-  bool feedback;        // false: first rounding to nearest
+  bool feedback;        // false: rounding to nearest
   float* error;         // scratch [head_dim][kMaxLanes * 8]
   uint8_t* trial;       // scratch [head_dim][kMaxLanes * 8]; may be null when codes is null
   float* best_cost;     // in/out [lanes]: e A e^T of the best so far
   int32_t* best_index;  // in/out [lanes]: the candidate's number where it improves
   uint8_t* codes;       // in/out [head_dim][lanes] of the best; null = not wanted
+};
+
+// Tries num_candidates ranges on each row and keeps the one with the least squared error, ties of
+// rounding to even.
+struct RangeArgs {
+  const float* x;      // [head_dim][lanes]
+  const float* scale;  // [candidates][lanes]
+  const float* low;    // [candidates][lanes]
+  int head_dim;
+  int max_code;
+  int num_candidates;
+  float* best_cost;     // in/out [lanes]
+  int32_t* best_index;  // in/out [lanes]: the candidate's number where it improves
+};
+
+// Coordinate descent on e A e^T: every code in turn is re-rounded to the best given all others.
+struct SweepArgs {
+  const float* x;          // [head_dim][lanes]
+  const float* a_panels;   // A by blocks of 4 columns, see MetricPanels
+  const float* a_inverse;  // [head_dim], 1 / A_ii
+  const float* scale;      // [lanes]; 0 = every code 0
+  const float* low;        // [lanes]
+  int head_dim;
+  int max_code;
+  int sweeps;
+  float* error;    // scratch [head_dim][lanes]
+  uint8_t* codes;  // in/out [head_dim][lanes]
 };
 
 // Inner products of two rows x, y and of the constant row 1 in the metric.
@@ -92,6 +116,8 @@ struct LaneKernels {
   void (*plain_products)(const float* x, const float* y, int head_dim, float* xx, float* xy);
   void (*metric_products)(const MetricProductArgs& args);
   void (*try_candidates)(const CandidateArgs& args);
+  void (*try_ranges)(const RangeArgs& args);
+  void (*sweep_codes)(const SweepArgs& args);
   void (*round_fp16)(float* values, int count);  // count a multiple of lanes
   void (*decode_row)(const DecodeArgs& args);
 };

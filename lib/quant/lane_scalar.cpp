@@ -27,6 +27,8 @@ struct V {
   static V min(V a, V b) { return {a.v < b.v ? a.v : b.v}; }
   static V max(V a, V b) { return {a.v > b.v ? a.v : b.v}; }
   static V abs(V a) { return {std::fabs(a.v)}; }
+  static V fms(V a, V b, V c) { return {std::fma(a.v, b.v, -c.v)}; }
+  static V nearest(V a) { return {std::nearbyint(a.v)}; }
   static V floor(V a) { return {std::floor(a.v)}; }
   static Mask less(V a, V b) { return a.v < b.v; }
   static bool any(Mask mask) { return mask; }
@@ -69,10 +71,10 @@ int load_rows(const float* rows, size_t, int, int, int head_dim, float* x) {
 namespace oscar {
 
 const LaneKernels* scalar_lane_kernels() {
-  static const LaneKernels kernels{"scalar",        V::kLanes,       load_rows,      kth_largest,
-                                   min_max,         mean_of,         quantize,       dequantize,
-                                   plain_products,  metric_products, try_candidates, round_fp16,
-                                   decode_row_plain};
+  static const LaneKernels kernels{"scalar",       V::kLanes,       load_rows,       kth_largest,
+                                   min_max,        mean_of,         quantize,        dequantize,
+                                   plain_products, metric_products, try_candidates,  try_ranges,
+                                   sweep_codes,    round_fp16,      decode_row_plain};
   return &kernels;
 }
 

@@ -1,5 +1,6 @@
 #include "quant/metadata.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -23,26 +24,30 @@ float log8_zero(int max_code, int byte) {
 
 int log8_zero_byte(int max_code, float zero) {
   const float steps = (zero - log8_zero_center(max_code)) / log8_zero_step(max_code);
-  const float byte = std::floor(steps + 0.5F) + static_cast<float>(kLog8ZeroBias);
-  return byte <= 0.0F ? 0 : byte >= 255.0F ? 255 : static_cast<int>(byte);
+  const float position = steps + 0.5F;
+  if (!(position > static_cast<float>(-kLog8ZeroBias))) return 0;
+  if (position >= static_cast<float>(255 - kLog8ZeroBias)) return 255;
+  const int truncated = static_cast<int>(position);  // floor without its call
+  return truncated - (position < static_cast<float>(truncated) ? 1 : 0) + kLog8ZeroBias;
+}
+
+// log2 of a positive normal number within 0.01: exponent and a parabola of the mantissa.
+float rough_log2(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127);
+  const float mantissa = std::bit_cast<float>((bits & 0x7FFFFFU) | 0x3F800000U);
+  return exponent + (2.0F - mantissa / 3.0F) * mantissa - 5.0F / 3.0F;
 }
 
 // Nearest byte on the logarithmic axis: the table is decreasing, neighbours meet at their geometric
-// mean (compared through squares, so no logarithm enters).
+// mean. The borders (compared through squares) decide; the logarithm only says where to look.
 int log8_scale_byte(const MetaRule& rule, float scale) {
-  int low = 0, high = 255;
+  const float wanted = -kLog8Steps * rough_log2(scale / rule.log8_scale_max);
+  int byte = wanted >= 255.0F ? 255 : wanted >= 0.0F ? static_cast<int>(wanted + 0.5F) : 0;
   const double square = static_cast<double>(scale) * static_cast<double>(scale);
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    const double border = static_cast<double>(rule.log8_table[middle]) *
-                          static_cast<double>(rule.log8_table[middle + 1]);
-    if (square >= border) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
+  while (byte > 0 && square >= rule.log8_border[byte - 1]) --byte;
+  while (byte < 255 && !(square >= rule.log8_border[byte])) ++byte;
+  return byte;
 }
 
 // Code that stands for a point: its zero is exact, so a row of zeros is.
@@ -100,6 +105,9 @@ MetaRule make_meta_rule(const CodecSpec& spec) {
     for (int n = 0; n < 256; ++n)
       rule.log8_table[n] = static_cast<float>(static_cast<double>(spec.log8_scale_max) *
                                               std::exp2(-static_cast<double>(n) / kLog8Steps));
+    for (int n = 0; n < 255; ++n)
+      rule.log8_border[n] =
+          static_cast<double>(rule.log8_table[n]) * static_cast<double>(rule.log8_table[n + 1]);
   }
   return rule;
 }

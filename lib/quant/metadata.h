@@ -12,11 +12,12 @@ namespace oscar {
 // What a rounding depends on.
 struct MetaRule {
   MetaFormat format = MetaFormat::kScaleMinFp16;
-  int max_code = 3;             // L = 2^bits - 1, the last level (7 for the trellis)
-  bool has_zero = false;        // the second value is a zero in code units
-  bool lloyd_exact = false;     // the pair is (std, mean), value = mean + std * centroid
-  float log8_scale_max = 0.0F;  // kLog8
-  float log8_table[256] = {};   // kLog8: scale of every byte
+  int max_code = 3;              // L = 2^bits - 1, the last level (7 for the trellis)
+  bool has_zero = false;         // the second value is a zero in code units
+  bool lloyd_exact = false;      // the pair is (std, mean), value = mean + std * centroid
+  float log8_scale_max = 0.0F;   // kLog8
+  float log8_table[256] = {};    // kLog8: scale of every byte
+  double log8_border[255] = {};  // square at which byte n meets n + 1
 };
 
 MetaRule make_meta_rule(const CodecSpec& spec);

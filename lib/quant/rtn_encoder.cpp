@@ -15,6 +15,16 @@ constexpr double kLloydCentroid = 1.5095585584640503;
 constexpr double kLloydStretch = 1.16;
 constexpr double kGainLow = 0.8, kGainHigh = 1.5;
 
+// Range of the grid start in place of the row's own.
+void find_range(const RowEncoder& encoder, RowBatch& batch) {
+  start_from_grid(encoder, batch, false);
+  const auto steps = static_cast<float>(encoder.rule.max_code);
+  for (size_t lane = 0; lane < batch.scale.size(); ++lane) {
+    batch.minimum[lane] = batch.low[lane];
+    batch.maximum[lane] = batch.low[lane] + steps * batch.scale[lane];
+  }
+}
+
 // Fills batch.threshold; false when the clip is off.
 bool find_thresholds(const RowEncoder& encoder, RowBatch& batch) {
   const CodecSpec& spec = encoder.spec;
@@ -134,9 +144,14 @@ float unbiased_gain(double xx, double xy, EncodeStats& stats) {
 void encode_rtn(const RowEncoder& encoder, RowBatch& batch) {
   const CodecSpec& spec = encoder.spec;
   const LaneKernels& kernels = *encoder.kernels;
-  const float* threshold = find_thresholds(encoder, batch) ? batch.threshold.data() : nullptr;
-  kernels.min_max(batch.x.data(), threshold, spec.head_dim, spec.group, batch.minimum.data(),
-                  batch.maximum.data());
+  const float* threshold = nullptr;
+  if (spec.clip_rule == ClipRule::kRangeGrid) {
+    find_range(encoder, batch);
+  } else {
+    if (find_thresholds(encoder, batch)) threshold = batch.threshold.data();
+    kernels.min_max(batch.x.data(), threshold, spec.head_dim, spec.group, batch.minimum.data(),
+                    batch.maximum.data());
+  }
   const auto lanes = static_cast<size_t>(kernels.lanes);
   for (size_t index = 0; index < batch.pairs.size(); ++index) {
     const size_t lane = index % lanes;

@@ -115,7 +115,8 @@ class TrellisCodec final : public Codec {
     Best best;
     for (int round = 0; round <= spec_.feedback.refits; ++round) {
       if (round > 0 && !refit(x, best, scale, middle)) break;
-      for (const double factor : spec_.feedback.multipliers) {
+      for (const double factor :
+           round == 0 ? spec_.feedback.multipliers : spec_.feedback.refit_multipliers) {
         const StoredPair pair = centered_pair(rule_, static_cast<float>(factor) * scale, middle);
         if (std::isfinite(pair.scale) && std::isfinite(pair.second))
           search(x, pair, paths, spare, best);

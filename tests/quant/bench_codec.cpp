@@ -23,6 +23,9 @@ std::vector<Arm> arms(int head_dim) {
   clipped.clip_ratio = 0.92;
   CodecSpec light_v = clipped;
   light_v.gain = oscar::GainRule::kPlain;
+  CodecSpec grid = light_v;
+  grid.clip_ratio = 0.0;
+  grid.clip_rule = oscar::ClipRule::kRangeGrid;
   CodecSpec quartered = clipped;
   quartered.order = oscar::PackOrder::kQuartered;
   CodecSpec int4 = rtn;
@@ -33,19 +36,20 @@ std::vector<Arm> arms(int head_dim) {
   lean.encoder = oscar::Encoder::kFeedback;
   lean.gain = oscar::GainRule::kMetric;
   CodecSpec best = lean;
-  best.feedback.start_grid = true;
+  best.feedback.start = oscar::StartRange::kGrid;
   best.feedback.sweeps = 2;
   best.feedback.refits = 1;
   best.meta = oscar::MetaFormat::kLog8;
   best.log8_scale_max = 4.0F;
   CodecSpec from_clip = best;
-  from_clip.feedback.start_grid = false;
+  from_clip.feedback.start = oscar::StartRange::kClip;
   CodecSpec kivi = rtn;
   kivi.axis = oscar::GroupAxis::kTokens;
   kivi.group = 32;
   return {{"rtn", rtn},
           {"rtn clip .92", clipped},
           {"light V (plain gain)", light_v},
+          {"rtn grid, plain gain", grid},
           {"rtn quartered", quartered},
           {"int4", int4},
           {"int8", int8},

@@ -26,15 +26,18 @@ class FeedbackReference {
   ReferenceRow encode(const float* row) const {
     std::vector<double> x(row, row + size_);
     double scale = 0.0, low = 0.0;
-    options_.start_grid ? start_grid(x, scale, low) : start_clip(x, scale, low);
+    options_.start == oscar::StartRange::kClip ? start_clip(x, scale, low)
+                                               : start_grid(x, scale, low);
     ReferenceRow best;
     for (int round = 0; round <= options_.refits; ++round) {
       if (round > 0) refit(x, best, scale, low);
-      for (const double factor : options_.multipliers) {
+      for (const double factor : round == 0 ? options_.multipliers : options_.refit_multipliers) {
         ReferenceRow trial = attempt(x, factor, scale, low);
         if (trial.cost < best.cost) best = trial;
       }
     }
+    for (int sweep = 0; sweep < options_.sweeps; ++sweep) descend(x, best);
+    best.cost = cost(x, values(best));
     return best;
   }
 
@@ -85,7 +88,7 @@ class FeedbackReference {
         row.scale = (mean + fraction_high * (maximum - mean) - row.low) / 3.0;
         for (size_t d = 0; d < size_; ++d)
           row.codes.push_back(round_code((x[d] - row.low) / row.scale));
-        const double now = cost(x, values(row));
+        const double now = range_cost(x, values(row));
         if (now < best) {
           best = now;
           scale = row.scale;
@@ -106,15 +109,24 @@ class FeedbackReference {
       row.codes[i] = round_code((target - row.low) / row.scale);
       error[i] = x[i] - row.value(i);
     }
-    for (int sweep = 0; sweep < options_.sweeps; ++sweep)
-      for (size_t i = 0; i < size_; ++i) {
-        double gradient = 0.0;
-        for (size_t j = 0; j < size_; ++j) gradient += a(i, j) * error[j];
-        row.codes[i] = round_code((x[i] - error[i] + gradient / a(i, i) - row.low) / row.scale);
-        error[i] = x[i] - row.value(i);
-      }
     row.cost = cost(x, values(row));
     return row;
+  }
+  double range_cost(const std::vector<double>& x, const std::vector<double>& values) const {
+    if (options_.start == oscar::StartRange::kMetricGrid) return cost(x, values);
+    double sum = 0.0;
+    for (size_t i = 0; i < size_; ++i) sum += (x[i] - values[i]) * (x[i] - values[i]);
+    return sum;
+  }
+  void descend(const std::vector<double>& x, ReferenceRow& row) const {
+    std::vector<double> error(size_);
+    for (size_t i = 0; i < size_; ++i) error[i] = x[i] - row.value(i);
+    for (size_t i = 0; i < size_; ++i) {
+      double gradient = 0.0;
+      for (size_t j = 0; j < size_; ++j) gradient += a(i, j) * error[j];
+      row.codes[i] = round_code((x[i] - error[i] + gradient / a(i, i) - row.low) / row.scale);
+      error[i] = x[i] - row.value(i);
+    }
   }
   void refit(const std::vector<double>& x, const ReferenceRow& best, double& scale,
              double& low) const {

@@ -12,12 +12,15 @@ using oscar::CodecSpec;
 using oscar::Encoder;
 using oscar::GainRule;
 using oscar::MetaFormat;
+using oscar::StartRange;
 using oscar_test::FeedbackReference;
 using oscar_test::normal_rows;
 using oscar_test::random_metric;
 using oscar_test::round_trip;
 
 namespace {
+
+constexpr StartRange kAllStarts[] = {StartRange::kClip, StartRange::kGrid, StartRange::kMetricGrid};
 
 CodecSpec feedback_spec(int head_dim) {
   CodecSpec spec;
@@ -49,12 +52,12 @@ std::vector<CodecSpec> variants(int head_dim) {
        {MetaFormat::kScaleMinFp16, MetaFormat::kLog8, MetaFormat::kScaleZeroFp32,
         MetaFormat::kScaleZeroBf16, MetaFormat::kSymmetricFp16})
     for (const GainRule gain : {GainRule::kNone, GainRule::kPlain, GainRule::kMetric})
-      for (const bool grid : {false, true})
+      for (const StartRange start : kAllStarts)
         for (const int effort : {0, 1, 2}) {
           CodecSpec spec = feedback_spec(head_dim);
           spec.meta = meta;
           spec.gain = gain;
-          spec.feedback.start_grid = grid;
+          spec.feedback.start = start;
           spec.feedback.sweeps = effort;
           spec.feedback.refits = effort / 2;
           spec.feedback.feedback = effort != 1;
@@ -136,13 +139,14 @@ TEST_CASE("feedback: all versions of the inner loops give the same bytes", "[qua
 
 TEST_CASE("feedback: codes, pair and cost of the method as written down", "[quant]") {
   for (const int head_dim : {64, 128})
-    for (const bool grid : {false, true})
+    for (const StartRange start : kAllStarts)
       for (const int effort : {0, 1, 2}) {
         CodecSpec spec = feedback_spec(head_dim);
-        spec.feedback.start_grid = grid;
+        spec.feedback.start = start;
         spec.feedback.sweeps = effort;
         spec.feedback.refits = effort / 2;
-        INFO("head_dim " << head_dim << " grid " << grid << " effort " << effort);
+        INFO("head_dim " << head_dim << " start " << static_cast<int>(start) << " effort "
+                         << effort);
         const auto metric = random_metric(7, head_dim);
         const auto width = static_cast<size_t>(head_dim);
         const std::vector<float> rows = normal_rows(8, 60, width, 1.0);
@@ -181,14 +185,14 @@ TEST_CASE("feedback: every step lowers the cost in the metric", "[quant]") {
   const double searched = cost_of(spec);
   spec.feedback.multipliers = {1.0};
   const double clip_start = cost_of(spec);
-  spec.feedback.start_grid = true;
+  spec.feedback.start = StartRange::kMetricGrid;
   const double grid_start = cost_of(spec);
-  spec.feedback.start_grid = false;
+  spec.feedback.start = StartRange::kClip;
   spec.feedback.feedback = true;
   const double one_multiplier = cost_of(spec);
   spec.feedback.multipliers = {0.85, 1.0, 1.15, 1.35, 1.6};
   const double lean = cost_of(spec);
-  spec.feedback.start_grid = true;
+  spec.feedback.start = StartRange::kMetricGrid;
   const double grid = cost_of(spec);
   spec.feedback.sweeps = 2;
   const double swept = cost_of(spec);
@@ -264,7 +268,7 @@ TEST_CASE("feedback: rows of zeros, constant rows, huge means", "[quant]") {
   const auto metric = random_metric(16, 64);
   for (const CodecSpec& spec : variants(64)) {
     INFO("meta " << static_cast<int>(spec.meta) << " gain " << static_cast<int>(spec.gain)
-                 << " grid " << spec.feedback.start_grid);
+                 << " start " << static_cast<int>(spec.feedback.start));
     const auto codec = oscar::make_codec(spec, metric);
     const bool log8 = spec.meta == MetaFormat::kLog8;
     for (const float constant : {0.0F, 0.7F, -3.3F, 1000.0F}) {

@@ -1,5 +1,6 @@
 // Properties of the plain-rounding codec: every code byte, every shape, error bounds, fixpoints,
 // degenerate rows, refusals, and equal bits from every version of the inner loops.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -50,10 +51,31 @@ void for_all_specs(const Visit& visit) {
               visit(make_spec(head_dim, group, bits, meta, order));
 }
 
+// The same, and each one-group specification with the range grid.
+template <class Visit>
+void for_all_specs_and_range_grids(const Visit& visit) {
+  for_all_specs([&](CodecSpec spec) {
+    visit(spec);
+    spec.clip_rule = ClipRule::kRangeGrid;
+    if (spec.group == 0) visit(spec);
+  });
+}
+
 std::string describe(const CodecSpec& spec) {
   return oscar::cat("head_dim ", spec.head_dim, " group ", spec.group, " bits ", spec.bits,
                     " meta ", static_cast<int>(spec.meta), " order ", static_cast<int>(spec.order),
-                    " clip ", spec.clip_ratio);
+                    " clip ", spec.clip_ratio, " rule ", static_cast<int>(spec.clip_rule));
+}
+
+// Squared error of one row under plain rounding in the range [low, low + 3 scale].
+double range_error(const float* row, size_t size, double low, double scale) {
+  double sum = 0.0;
+  for (size_t d = 0; d < size; ++d) {
+    const double position = (static_cast<double>(row[d]) - low) / scale;
+    const double error = position - std::clamp(std::nearbyint(position), 0.0, 3.0);
+    sum += error * error * scale * scale;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -164,6 +186,10 @@ TEST_CASE("codec: all versions of the inner loops give the same bytes and values
     spec.clip_ratio = 0.92;
     spec.gain = oscar::GainRule::kPlain;
     compare_versions(spec);
+    if (spec.group != 0) return;
+    spec.clip_ratio = 0.0;
+    spec.clip_rule = ClipRule::kRangeGrid;
+    compare_versions(spec);
   });
   for (const double clip : {0.1, 0.5, 0.77, 0.85, 0.96, 1.0})
     for (const ClipRule rule :
@@ -235,6 +261,45 @@ TEST_CASE("codec: clip thresholds", "[quant]") {
   CHECK(oscar::clip_index(1.0, 64) == 63);
 }
 
+TEST_CASE("codec: the range grid takes the range of least squared error", "[quant]") {
+  const std::vector<float> rows = normal_rows(17, 40, 64, 2.0);
+  CodecSpec spec = make_spec(64, 0, 2, MetaFormat::kScaleZeroFp32, PackOrder::kConsecutive);
+  spec.clip_rule = ClipRule::kRangeGrid;
+  const auto codec = oscar::make_codec(spec);
+  const auto result = round_trip(*codec, rows);
+  double clipped_sum = 0.0, grid_sum = 0.0;
+  CodecSpec clipped = spec;
+  clipped.clip_rule = ClipRule::kOrderStatistic;
+  clipped.clip_ratio = 0.92;
+  const auto by_clip = round_trip(clipped, rows);
+  for (size_t r = 0; r < 40; ++r) {
+    const float* row = rows.data() + r * 64;
+    const auto [minimum, maximum] = std::minmax_element(row, row + 64);
+    double mean = 0.0, least = HUGE_VAL, stored = 0.0;
+    for (size_t d = 0; d < 64; ++d) mean += static_cast<double>(row[d]) / 64.0;
+    for (const double below : {.44, .54, .64, .74, .86, 1.0})
+      for (const double above : {.44, .54, .64, .74, .86, 1.0}) {
+        const double low = mean + below * (static_cast<double>(*minimum) - mean);
+        const double high = mean + above * (static_cast<double>(*maximum) - mean);
+        least = std::min(least, range_error(row, 64, low, (high - low) / 3.0));
+      }
+    for (size_t d = 0; d < 64; ++d) {
+      const double error = static_cast<double>(result.values[r * 64 + d] - row[d]);
+      const double clip_error = static_cast<double>(by_clip.values[r * 64 + d] - row[d]);
+      stored += error * error;
+      clipped_sum += clip_error * clip_error;
+    }
+    CHECK(stored == Approx(least).epsilon(1e-4));
+    grid_sum += stored;
+    // One row alone: its replicas share the ranges out.
+    std::vector<uint8_t> alone(codec->bytes_per_block());
+    codec->encode(row, 64, 1, alone.data(), nullptr);
+    CHECK(std::equal(alone.begin(), alone.end(),
+                     result.bytes.begin() + static_cast<std::ptrdiff_t>(r * alone.size())));
+  }
+  CHECK(grid_sum < 0.9 * clipped_sum);
+}
+
 TEST_CASE("codec: order statistic of every rank, every version", "[quant]") {
   const std::vector<float> rows = normal_rows(10, 16, 96);
   for (const oscar::LaneKernels* kernels : oscar_test::all_kernels()) {
@@ -255,7 +320,7 @@ TEST_CASE("codec: order statistic of every rank, every version", "[quant]") {
 }
 
 TEST_CASE("codec: rows of zeros and constant rows", "[quant]") {
-  for_all_specs([](const CodecSpec& spec) {
+  for_all_specs_and_range_grids([](const CodecSpec& spec) {
     INFO(describe(spec));
     for (const float constant : {0.0F, 0.7F, -3.3F, 1000.0F, -1e-6F}) {
       const std::vector<float> rows(3 * static_cast<size_t>(spec.head_dim), constant);
@@ -283,7 +348,7 @@ TEST_CASE("codec: rows of zeros and constant rows", "[quant]") {
 }
 
 TEST_CASE("codec: huge means stay finite and keep their value", "[quant]") {
-  for_all_specs([](const CodecSpec& spec) {
+  for_all_specs_and_range_grids([](const CodecSpec& spec) {
     INFO(describe(spec));
     std::vector<float> rows = normal_rows(11, 4, static_cast<size_t>(spec.head_dim));
     for (float& value : rows) value = 3000.0F + 0.01F * value;

@@ -44,6 +44,17 @@ TEST_CASE("codec spec: refusals name the option", "[quant]") {
   CHECK_REFUSED((spec.encoder = oscar::Encoder::kFeedback, spec.feedback.multipliers = {}),
                 "multipliers");
   CHECK_REFUSED((spec.encoder = oscar::Encoder::kFeedback, spec.feedback.sweeps = -1), "sweeps");
+  CHECK_REFUSED((spec.encoder = oscar::Encoder::kFeedback, spec.feedback.refit_multipliers = {0.0}),
+                "refit_multipliers");
+  CHECK_REFUSED((spec.clip_rule = oscar::ClipRule::kRangeGrid, spec.clip_ratio = 0.9),
+                "clip ratio");
+  CHECK_REFUSED((spec.clip_rule = oscar::ClipRule::kRangeGrid, spec.group = 64), "one group");
+  CHECK_REFUSED(
+      (spec.clip_rule = oscar::ClipRule::kRangeGrid, spec.encoder = oscar::Encoder::kFeedback),
+      "rtn encoder");
+  CHECK_REFUSED((spec.clip_rule = oscar::ClipRule::kRangeGrid,
+                 spec.axis = oscar::GroupAxis::kTokens, spec.group = 32),
+                "no clip");
   CHECK_REFUSED((spec.axis = oscar::GroupAxis::kTokens, spec.group = 0), "tokens");
   CHECK_REFUSED((spec.axis = oscar::GroupAxis::kTokens, spec.group = 32, spec.clip_ratio = 0.9),
                 "no clip");
