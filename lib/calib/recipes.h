@@ -48,9 +48,9 @@ struct RecipeOptions {
 RecipeOptions recipe_options(const std::string& name);  // throws Error listing the names
 std::vector<std::string> recipe_names();
 
-// Storage of one side under a feedback recipe as the held-out contest measures it: the lean encoder
-// (cheap start, five multipliers, metric gain) for every recipe, because it ranks rotations and
-// means as the full encoder does at a seventh of its cost. Values of `light`: clip and plain gain.
+// Storage of one side under a feedback recipe as the held-out contest measures it: that of the arm,
+// for `best` the lean encoder, because it ranks rotations and means as the full encoder does at
+// less than half of its cost. Values of `light`: clip and plain gain.
 CodecSpec contest_codec(const RecipeOptions& recipe, bool keys, int head_dim);
 
 // Choice of --recipe auto: the best recipe whose bits fit `max_bits` per element (nominal) and

@@ -31,9 +31,10 @@ void oscar(ArmRecipe& arm) {
   both(arm, [](SideRecipe& side) { side.clip_from_bundle = true; });
 }
 
-// Error feedback in the bundle's metric from the cheap start, with the unbiased gain.
-void use_feedback(SideRecipe& side) {
+// Error feedback in the bundle's metric, with the unbiased gain.
+void use_feedback(SideRecipe& side, const FeedbackOptions& options) {
   side.codec.encoder = Encoder::kFeedback;
+  side.codec.feedback = options;
   side.codec.gain = GainRule::kMetric;
   side.clip_from_bundle = false;  // the encoder has a start of its own
   side.codec.clip_ratio = 0.0;
@@ -96,7 +97,7 @@ const std::vector<NamedRecipe>& named_recipes() {
        [](ArmRecipe& arm) {
          oscar(arm);
          arm.k.centering = Centering::kAlways;
-         use_feedback(arm.k);
+         use_feedback(arm.k, light_feedback());
          arm.v.clip_from_bundle = false;
          arm.v.codec.clip_ratio = 0.92;
          arm.v.codec.gain = GainRule::kPlain;
@@ -106,7 +107,7 @@ const std::vector<NamedRecipe>& named_recipes() {
          oscar(arm);
          arm.k.centering = Centering::kAlways;
          arm.v.centering = Centering::kWhereDecided;
-         both(arm, use_feedback);
+         both(arm, [](SideRecipe& side) { use_feedback(side, lean_feedback()); });
        }},
       {"oscar-best",
        [](ArmRecipe& arm) {
@@ -114,10 +115,7 @@ const std::vector<NamedRecipe>& named_recipes() {
          arm.k.centering = Centering::kAlways;
          arm.v.centering = Centering::kWhereDecided;
          both(arm, [](SideRecipe& side) {
-           use_feedback(side);
-           side.codec.feedback.start = StartRange::kGrid;
-           side.codec.feedback.sweeps = 2;
-           side.codec.feedback.refits = 1;
+           use_feedback(side, best_feedback());
            side.log8_where_known = true;
          });
        }},

@@ -56,6 +56,24 @@ void check_token_axis(const CodecSpec& spec) {
 
 }  // namespace
 
+FeedbackOptions light_feedback() { return {}; }
+
+FeedbackOptions lean_feedback() {
+  FeedbackOptions options;
+  options.start = StartRange::kGrid;
+  options.multipliers = {0.92, 1.03, 1.15};
+  return options;
+}
+
+FeedbackOptions best_feedback() {
+  FeedbackOptions options;
+  options.start = StartRange::kGrid;
+  options.multipliers = {0.9, 1.0, 1.1, 1.22};
+  options.refits = 1;
+  options.sweeps = 2;
+  return options;
+}
+
 void check(const CodecSpec& spec) {
   OSCAR_CHECK(spec.bits == 2 || spec.bits == 4 || spec.bits == 8,
               "codec: bits must be 2, 4 or 8, got ", spec.bits);

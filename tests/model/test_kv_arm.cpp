@@ -121,7 +121,8 @@ TEST_CASE("every named arm has the parts its name promises", "[kv_arm]") {
     CHECK((k.gain == GainRule::kMetric) == feedback);
     CHECK((v.encoder == Encoder::kFeedback) == decided);
     CHECK(layer.k.codecs.size() == (feedback ? 2 : 1));
-    CHECK((k.feedback.start == StartRange::kGrid) == (name == "oscar-best"));
+    CHECK((k.feedback.start == StartRange::kGrid) == decided);
+    if (decided) CHECK(k.feedback.multipliers.size() == (name == "oscar-best" ? 4 : 3));
     CHECK(k.feedback.sweeps == (name == "oscar-best" ? 2 : 0));
     const bool clipped = name == "hadamard" || name == "oscar" || name == "oscar-centered";
     CHECK(k.clip_ratio == (clipped ? 0.96 : 0.0));
@@ -173,8 +174,15 @@ TEST_CASE("suffixes change one step each", "[kv_arm]") {
   CHECK(k("oscar-best:multipliers=1").feedback.multipliers == std::vector<double>{1.0});
   CHECK(k("oscar-best:metric-grid-start").feedback.start == StartRange::kMetricGrid);
   CHECK(k("oscar-best:clip-start").feedback.start == StartRange::kClip);
-  CHECK(k("oscar-lean:v.grid-start").feedback.start != StartRange::kGrid);
-  CHECK(v("oscar-lean:v.grid-start").feedback.start == StartRange::kGrid);
+  CHECK(k("oscar-lean:v.metric-grid-start").feedback.start == StartRange::kGrid);
+  CHECK(v("oscar-lean:v.metric-grid-start").feedback.start == StartRange::kMetricGrid);
+  CHECK(v("oscar-light:v.grid-clip").clip_rule == ClipRule::kRangeGrid);
+  CHECK(v("oscar-light:v.grid-clip").clip_ratio == 0.0);
+  CHECK(v("oscar-light:v.grid-clip:v.feedback").clip_rule == ClipRule::kOrderStatistic);
+  CHECK(k("oscar-best:multipliers=0.9/1.25").feedback.multipliers ==
+        std::vector<double>{0.9, 1.25});
+  CHECK(k("oscar-best:refit-multipliers=1.0").feedback.refit_multipliers ==
+        std::vector<double>{1.0});
   CHECK(k("oscar-best:sweeps=0:refits=3").feedback.refits == 3);
   CHECK(k("oscar-best:sweeps=0").feedback.sweeps == 0);
   CHECK(k("hadamard:no-clip").clip_ratio == 0.0);

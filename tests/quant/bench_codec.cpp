@@ -35,10 +35,11 @@ std::vector<Arm> arms(int head_dim) {
   CodecSpec lean = rtn;
   lean.encoder = oscar::Encoder::kFeedback;
   lean.gain = oscar::GainRule::kMetric;
+  CodecSpec light_k = lean;
+  light_k.feedback = oscar::light_feedback();
+  lean.feedback = oscar::lean_feedback();
   CodecSpec best = lean;
-  best.feedback.start = oscar::StartRange::kGrid;
-  best.feedback.sweeps = 2;
-  best.feedback.refits = 1;
+  best.feedback = oscar::best_feedback();
   best.meta = oscar::MetaFormat::kLog8;
   best.log8_scale_max = 4.0F;
   CodecSpec from_clip = best;
@@ -54,6 +55,7 @@ std::vector<Arm> arms(int head_dim) {
           {"int4", int4},
           {"int8", int8},
           {"kivi tokens", kivi},
+          {"light K", light_k},
           {"lean", lean},
           {"best", best},
           {"best, clip start", from_clip}};
