@@ -16,13 +16,14 @@ LADDER = [
     ("plain INT2 with windows", "naive-windows"),
     ("+ rotation, clip (published recipe)", "oscar@official"),
     ("+ keys centered", "oscar-centered@centered"),
-    ("+ row search over five multipliers in M_A / M_V", "oscar-lean:no-feedback:no-gain:no-v-centering@lean"),
-    ("+ error feedback", "oscar-lean:no-gain:no-v-centering@lean"),
-    ("+ unbiased gain in the metric", "oscar-lean:no-v-centering@lean"),
-    ("+ values centered where held-out data say so (lean)", "oscar-lean@lean"),
+    ("+ row search over five multipliers in M_A / M_V", "oscar-lean:clip-start:multipliers=5:no-feedback:no-gain:no-v-centering@lean"),
+    ("+ error feedback", "oscar-lean:clip-start:multipliers=5:no-gain:no-v-centering@lean"),
+    ("+ unbiased gain in the metric", "oscar-lean:clip-start:multipliers=5:no-v-centering@lean"),
+    ("+ values centered where held-out data say so", "oscar-lean:clip-start:multipliers=5@lean"),
+    ("+ grid start, three multipliers (lean)", "oscar-lean@lean"),
     ("+ M_O in place of M_A", "oscar-lean@best"),
-    ("+ grid start", "oscar-lean:grid-start@best"),
-    ("+ two sweeps", "oscar-lean:grid-start:sweeps=2@best"),
+    ("+ a fourth multiplier", "oscar-lean:multipliers=0.9/1/1.1/1.22@best"),
+    ("+ two sweeps", "oscar-lean:multipliers=0.9/1/1.1/1.22:sweeps=2@best"),
     ("+ one refit (best, fp16 metadata)", FP16_BEST),
     ("+ log-8 metadata (best)", "oscar-best@best"),
 ]
@@ -31,13 +32,14 @@ LADDER = [
 KNOCK_OUTS = [
     ("keys not centered", "oscar-best:meta=fp16:k.no-centering@best"),
     ("one multiplier", "oscar-best:meta=fp16:multipliers=1@best"),
-    ("three multipliers", "oscar-best:meta=fp16:multipliers=3@best"),
+    ("three multipliers", "oscar-best:meta=fp16:multipliers=0.92/1.03/1.15@best"),
     ("no error feedback, search and sweeps stay", "oscar-best:meta=fp16:no-feedback@best"),
     ("no gain", "oscar-best:meta=fp16:no-gain@best"),
     ("no gain for keys", "oscar-best:meta=fp16:k.no-gain@best"),
     ("no gain for values", "oscar-best:meta=fp16:v.no-gain@best"),
     ("plain-product gain", "oscar-best:meta=fp16:plain-gain@best"),
-    ("clip start in place of the grid", "oscar-best:meta=fp16:clip-start@best"),
+    ("clip start in place of the grid", "oscar-best:meta=fp16:clip-start:multipliers=5@best"),
+    ("grid chosen in the metric", "oscar-best:meta=fp16:metric-grid-start@best"),
     ("no sweeps", "oscar-best:meta=fp16:sweeps=0@best"),
     ("no refit", "oscar-best:meta=fp16:refits=0@best"),
     ("metric M_A for keys", "oscar-best:meta=fp16@metric-logit"),
@@ -55,11 +57,11 @@ KNOCK_OUTS = [
     ("log-8 metadata", "oscar-best@best"),
 ]
 
-# Trellis levels take the place of the grid start and the sweeps, so they stand beside `lean`.
+# Trellis levels take the place of the grid start and the sweeps, so they stand beside `lean` from the clip start.
 TRELLIS = [
-    ("lean", "oscar-lean@best"),
-    ("lean, trellis levels for keys", "oscar-lean:k.trellis@best"),
-    ("lean, trellis levels for keys and values", "oscar-lean:trellis@best"),
+    ("lean from the clip start", "oscar-lean:clip-start:multipliers=5@best"),
+    ("lean, trellis levels for keys", "oscar-lean:clip-start:multipliers=5:k.trellis@best"),
+    ("lean, trellis levels for keys and values", "oscar-lean:clip-start:multipliers=5:trellis@best"),
 ]
 
 # Bundles beside those of the recipes: name -> further options of `calibrate --recipe best`.

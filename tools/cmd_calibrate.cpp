@@ -51,6 +51,7 @@ RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name
   if (!options.center_values.empty() && recipe.value_metric)
     recipe.value_centering = parse_value_centering(options.center_values);
   if (options.keep_rotation) recipe.decide_rotation = false;
+  recipe.sign_patterns = options.sign_patterns;
   return recipe;
 }
 
@@ -166,7 +167,7 @@ DecisionSummary summarise(const std::vector<HeadDecision>& decisions) {
   DecisionSummary summary;
   for (const HeadDecision& decision : decisions) {
     const ContestEntry& entry = decision.entries[decision.chosen];
-    summary.chosen += entry.error / static_cast<double>(decisions.size());
+    summary.chosen += decision.error / static_cast<double>(decisions.size());
     summary.centered += decision.centered_error / static_cast<double>(decisions.size());
     const bool with_mean = entry.name.ends_with("+mean");
     summary.with_mean += with_mean ? 1 : 0;
@@ -179,22 +180,32 @@ DecisionSummary summarise(const std::vector<HeadDecision>& decisions) {
 void print_contest(const RecipeResult& recipe) {
   if (recipe.layers.empty() || recipe.layers[0].k_decisions.empty()) return;
   fmt::print(
-      "held-out attention-output error, bias included (keys or values alone; lean encoder)\n"
+      "held-out attention-output error, bias included (keys or values alone)\n"
       "layer | K: chosen  centered  ratio  exchanged | V: chosen  centered  ratio  exchanged  "
       "V centered (heads)\n");
   double k_ratio = 0.0, v_ratio = 0.0;
+  size_t k_worse = 0, v_worse = 0;
   for (const LayerReport& layer : recipe.layers) {
+    const bool worse_k = minus_centered(layer.k_decisions).worse();
+    const bool worse_v = minus_centered(layer.v_decisions).worse();
+    k_worse += worse_k ? 1 : 0;
+    v_worse += worse_v ? 1 : 0;
     const DecisionSummary k = summarise(layer.k_decisions), v = summarise(layer.v_decisions);
     const auto ratio = [](const DecisionSummary& s) {
       return s.centered > 0.0 ? s.chosen / s.centered : 0.0;
     };
     k_ratio += ratio(k) / static_cast<double>(recipe.layers.size());
     v_ratio += ratio(v) / static_cast<double>(recipe.layers.size());
-    fmt::print("{:5} | {:9.5f}  {:8.5f}  {:5.2f}  {:9} | {:9.5f}  {:8.5f}  {:5.2f}  {:9}  {:9}\n",
+    fmt::print("{:5} | {:9.5f}  {:8.5f}  {:5.2f}  {:9} | {:9.5f}  {:8.5f}  {:5.2f}  {:9}  {:9}{}\n",
                layer.layer, k.chosen, k.centered, ratio(k), k.exchanged, v.chosen, v.centered,
-               ratio(v), v.exchanged, v.with_mean);
+               ratio(v), v.exchanged, v.with_mean,
+               worse_k || worse_v ? "  worse than centered" : "");
   }
-  fmt::print("mean ratio to the recipe centered: K {:.3f}, V {:.3f}\n", k_ratio, v_ratio);
+  fmt::print(
+      "mean ratio to the recipe centered: K {:.3f}, V {:.3f}; worse by more than its error: K in "
+      "{}, "
+      "V in {} of {} layers\n",
+      k_ratio, v_ratio, k_worse, v_worse, recipe.layers.size());
 }
 
 void print_table(const RecipeResult& recipe, const std::string& path) {
@@ -306,6 +317,12 @@ void add_calibrate(CLI::App& app) {
   command->add_option("--composition", options->composition,
                       "r_h_pbr, plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr or h_pbr_r");
   command->add_flag("--per-head", options->per_head, "one rotation per KV head");
+  command
+      ->add_option(
+          "--sign-patterns", options->sign_patterns,
+          "light, lean, best: also try every rotation with so many patterns of random signs")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
   command->add_flag("--keep-rotation", options->keep_rotation,
                     "lean, best: no exchange of rotations by held-out error");
   command->add_flag("--center", options->center, "subtract the mean key of each head");

@@ -64,7 +64,7 @@ class HeadDecider {
   Outcome keys() const {
     const float* mean = layer_.k_mean.empty() ? nullptr : layer_.k_mean.at(head_);
     std::vector<Candidate> candidates;
-    for (const auto& [name, rotation] : rotations(layer_.k_rotation, inputs_.k_per_head))
+    for (const auto& [name, rotation] : rotations(true))
       candidates.push_back({name, form(true, rotation, mean)});
     return choose(candidates, true, mean);
   }
@@ -73,7 +73,7 @@ class HeadDecider {
   Outcome values() const {
     std::vector<Candidate> candidates;
     const float* mean = inputs_.v_mean.at(head_);
-    const auto all = rotations(layer_.v_rotation, inputs_.v_per_head);
+    const auto all = rotations(false);
     const ValueCentering centering = inputs_.recipe->value_centering;
     if (centering != ValueCentering::kAlways)
       for (const auto& [name, rotation] : all)
@@ -85,14 +85,15 @@ class HeadDecider {
   }
 
  private:
-  std::vector<std::pair<std::string, const float*>> rotations(const TensorF& base,
-                                                              const TensorF& per_head) const {
+  std::vector<std::pair<std::string, const float*>> rotations(bool keys) const {
+    const TensorF& base = keys ? layer_.k_rotation : layer_.v_rotation;
     const bool shared = base.extent(0) == 1;
     std::vector<std::pair<std::string, const float*>> result{
         {shared ? "shared" : "per-head", base.at(shared ? 0 : head_)}};
-    if (!inputs_.recipe->decide_rotation || inputs_.recipe->rotation.hadamard) return result;
-    if (shared) result.emplace_back("per-head", per_head.at(head_));
-    result.emplace_back("hadamard", inputs_.hadamard.at(0));
+    for (const RotationCandidate& candidate : inputs_.rotations) {
+      const TensorF& rotation = keys ? candidate.k : candidate.v;
+      result.emplace_back(candidate.name, rotation.at(rotation.extent(0) == 1 ? 0 : head_));
+    }
     return result;
   }
 
@@ -123,8 +124,11 @@ class HeadDecider {
     const Candidate& chosen = candidates[decision.chosen];
     outcome.rotation = chosen.form.rotation;
     outcome.centered = !keys && chosen.form.mean != nullptr;
-    outcome.largest_scale = errors[decision.chosen].largest_scale;
-    compare_with_centered(errors[decision.chosen], keys, mean, energy, decision);
+    StoredForm stored = chosen.form;
+    stored.codec = arm_codec(*inputs_.recipe, keys, stored.codec.head_dim);
+    const ContestError final_error = error(keys, stored);
+    outcome.largest_scale = final_error.largest_scale;
+    compare_with_centered(final_error, keys, mean, energy, decision);
     return outcome;
   }
 
@@ -156,6 +160,7 @@ class HeadDecider {
     plain.codec.clip_ratio = keys ? layer_.k_clip : layer_.v_clip;
     const ContestError reference = error(keys, plain);
     const Paired difference = paired(chosen.per_query, reference.per_query, energy);
+    decision.error = energy > 0.0 ? chosen.sum() / energy : 0.0;
     decision.centered_error = energy > 0.0 ? reference.sum() / energy : 0.0;
     decision.centered_difference = difference.difference;
     decision.centered_se = difference.standard_error;
@@ -190,6 +195,18 @@ TensorF scale_constants(const std::vector<Outcome>& outcomes) {
 }
 
 }  // namespace
+
+LayerComparison minus_centered(const std::vector<HeadDecision>& decisions) {
+  LayerComparison comparison;
+  const auto heads = static_cast<double>(decisions.size());
+  double variance = 0.0;
+  for (const HeadDecision& decision : decisions) {
+    comparison.difference += decision.centered_difference / heads;
+    variance += decision.centered_se * decision.centered_se / (heads * heads);
+  }
+  comparison.standard_error = std::sqrt(variance);
+  return comparison;
+}
 
 void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report) {
   const size_t heads = inputs.contest->geometry.num_kv_heads;

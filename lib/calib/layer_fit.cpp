@@ -32,6 +32,7 @@ json to_json(const std::vector<HeadDecision>& decisions) {
                          {"se", entry.se}});
     heads.push_back({{"chosen", decision.entries[decision.chosen].name},
                      {"candidates", entries},
+                     {"error", decision.error},
                      {"centered_recipe", decision.centered_error},
                      {"minus_centered_recipe", decision.centered_difference},
                      {"minus_centered_recipe_se", decision.centered_se}});
@@ -42,9 +43,16 @@ json to_json(const std::vector<HeadDecision>& decisions) {
 json to_json(const LayerReport& report) {
   json result = json::object();
   if (report.measured) result = {{"k", to_json(report.k)}, {"v", to_json(report.v)}};
+  const auto comparison = [](const std::vector<HeadDecision>& decisions) -> json {
+    const LayerComparison layer = minus_centered(decisions);
+    return {
+        {"difference", layer.difference}, {"se", layer.standard_error}, {"worse", layer.worse()}};
+  };
   if (!report.k_decisions.empty())
     result["attention_output"] = {{"k", to_json(report.k_decisions)},
-                                  {"v", to_json(report.v_decisions)}};
+                                  {"v", to_json(report.v_decisions)},
+                                  {"k_minus_centered_recipe", comparison(report.k_decisions)},
+                                  {"v_minus_centered_recipe", comparison(report.v_decisions)}};
   return result;
 }
 
@@ -84,7 +92,8 @@ json policy(const RecipeOptions& recipe, const LayerReport& report, bool energy_
   if (!report.k_decisions.empty()) {
     result["k_forms"] = choices(report.k_decisions);
     result["v_forms"] = choices(report.v_decisions);
-    result["contest_encoder"] = "lean";
+    result["contest_encoder"] = recipe.value_metric ? "lean" : "light";
+    result["sign_patterns"] = recipe.sign_patterns;
   }
   return result;
 }
@@ -214,21 +223,46 @@ void LayerFit::decide(const RecipeOptions& recipe, BundleLayer& layer, LayerRepo
                            " tokens; shared rotations, values not centered"));
     return;
   }
-  RotationOptions per_head = recipe.rotation;
+  const DecisionInputs inputs{&*contest_, inputs_.energy.get(), &recipe,
+                              rotation_candidates(recipe),
+                              mean_rows(*inputs_.calibration, &HeadStatistics::value_mean)};
+  decide_by_contest(inputs, layer, report);
+  for (const bool on_keys : {true, false}) {
+    const LayerComparison comparison =
+        minus_centered(on_keys ? report.k_decisions : report.v_decisions);
+    if (comparison.worse())
+      warnings.push_back(cat("layer ", inputs_.layer, ", recipe ", recipe.name, ", ",
+                             on_keys ? "keys" : "values",
+                             ": held-out attention-output error is above that of `centered` by ",
+                             comparison.difference, " +- ", comparison.standard_error));
+  }
+}
+
+// Rotations beside the layer's own: one a head, Hadamard, and all of them with other signs.
+std::vector<RotationCandidate> LayerFit::rotation_candidates(const RecipeOptions& recipe) {
+  std::vector<RotationCandidate> candidates;
+  if (!recipe.decide_rotation || recipe.rotation.hadamard) return candidates;
+  const std::string where = cat("layer ", inputs_.layer);
+  const auto add = [&](const std::string& name, RotationOptions options, int pattern) {
+    options.sign_pattern = static_cast<uint64_t>(pattern);
+    candidates.push_back({pattern == 0 ? name : cat(name, "~", pattern),
+                          fit_rotation(keys(recipe.key_target), options, where).rotation,
+                          fit_rotation(values(recipe.value_target), options, where).rotation});
+  };
+  RotationOptions per_head = recipe.rotation, hadamard = recipe.rotation;
   per_head.per_head = true;
-  RotationOptions hadamard = recipe.rotation;
   hadamard.hadamard = true;
   hadamard.per_head = false;
-  const std::string name = cat("layer ", inputs_.layer);
-  const DecisionInputs inputs{
-      &*contest_,
-      inputs_.energy.get(),
-      &recipe,
-      fit_rotation(keys(recipe.key_target), per_head, name).rotation,
-      fit_rotation(values(recipe.value_target), per_head, name).rotation,
-      fit_rotation({TensorD({geometry_.head_dim, geometry_.head_dim})}, hadamard, name).rotation,
-      mean_rows(*inputs_.calibration, &HeadStatistics::value_mean)};
-  decide_by_contest(inputs, layer, report);
+  for (int pattern = 0; pattern <= recipe.sign_patterns; ++pattern) {
+    if (!recipe.rotation.per_head) {
+      if (pattern > 0) add("shared", recipe.rotation, pattern);
+      add("per-head", per_head, pattern);
+    } else if (pattern > 0) {
+      add("per-head", per_head, pattern);
+    }
+    add("hadamard", hadamard, pattern);
+  }
+  return candidates;
 }
 
 void LayerFit::warn_about_rank(const RecipeOptions& recipe, const BundleLayer& layer,

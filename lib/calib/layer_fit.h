@@ -27,17 +27,27 @@ struct SideReport {
 
 // One candidate of the contest: attention-output error relative to the output energy.
 struct ContestEntry {
-  std::string name;    // "shared", "per-head", "hadamard", with "+mean" where centered
-  double error = 0.0;  // relative
+  // "shared", "per-head", "hadamard", with "~N" for sign pattern N and "+mean" where centered
+  std::string name;
+  double error = 0.0;                  // relative
   double minus_first = 0.0, se = 0.0;  // paired difference to the first candidate, by query token
 };
 // Decision for one side of one KV head.
 struct HeadDecision {
   std::vector<ContestEntry> entries;  // the first is the default
   size_t chosen = 0;
+  double error = 0.0;           // the chosen form with the encoder of the recipe's arm
   double centered_error = 0.0;  // recipe `centered` (rounding to nearest) on the same rows
-  double centered_difference = 0.0, centered_se = 0.0;  // chosen - centered, paired
+  double centered_difference = 0.0, centered_se = 0.0;  // error - centered_error, paired
 };
+
+// One side of one layer against the recipe `centered`: mean over heads; the error takes the heads
+// as independent, which makes it the stricter bound where they are alike.
+struct LayerComparison {
+  double difference = 0.0, standard_error = 0.0;
+  bool worse() const { return difference > standard_error; }
+};
+LayerComparison minus_centered(const std::vector<HeadDecision>& decisions);
 
 struct LayerReport {
   size_t layer = 0;
@@ -64,6 +74,12 @@ struct LayerInputs {
   bool energy_known = false;                   // false: identity, weights not given
 };
 
+// A rotation that competes with the layer's own, [1 or Hkv, D, D].
+struct RotationCandidate {
+  std::string name;
+  TensorF k, v;
+};
+
 // Fits recipes; what several of them share is computed once.
 class LayerFit {
  public:
@@ -83,6 +99,7 @@ class LayerFit {
   TensorD key_metric(KeyMetric kind, size_t head) const;
   void add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
                    std::vector<std::string>& warnings) const;
+  std::vector<RotationCandidate> rotation_candidates(const RecipeOptions& recipe);
   void decide(const RecipeOptions& recipe, BundleLayer& layer, LayerReport& report,
               std::vector<std::string>& warnings);
   void warn_about_rank(const RecipeOptions& recipe, const BundleLayer& layer,
@@ -110,9 +127,8 @@ struct DecisionInputs {
   const ContestData* contest = nullptr;
   const OutputEnergy* energy = nullptr;
   const RecipeOptions* recipe = nullptr;
-  TensorF k_per_head, v_per_head;  // per-head rotations [Hkv, D, D]
-  TensorF hadamard;                // [1, D, D]
-  TensorF v_mean;                  // [Hkv, D]
+  std::vector<RotationCandidate> rotations;
+  TensorF v_mean;  // [Hkv, D]
 };
 void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report);
 

@@ -96,6 +96,12 @@ CodecSpec contest_codec(const RecipeOptions& recipe, bool keys, int head_dim) {
   return spec;
 }
 
+CodecSpec arm_codec(const RecipeOptions& recipe, bool keys, int head_dim) {
+  CodecSpec spec = contest_codec(recipe, keys, head_dim);
+  if (spec.encoder == Encoder::kFeedback && recipe.log8) spec.feedback = best_feedback();
+  return spec;
+}
+
 AutoChoice choose_recipe(int head_dim, double max_bits, double max_write_cost) {
   CodecSpec spec;
   spec.head_dim = head_dim;

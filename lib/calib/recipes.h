@@ -32,6 +32,7 @@ struct RecipeOptions {
   KeyMetric key_metric = KeyMetric::kNone;
   bool value_metric = false;     // M_V
   bool decide_rotation = false;  // shared, per head or Hadamard, per head by held-out output error
+  int sign_patterns = 0;  // also tried by decide_rotation: each rotation with so many random signs
   ValueCentering value_centering = ValueCentering::kNever;  // v_mean
   bool log8 = false;                                        // constants of the log-8 metadata
 
@@ -52,6 +53,8 @@ std::vector<std::string> recipe_names();
 // for `best` the lean encoder, because it ranks rotations and means as the full encoder does at
 // less than half of its cost. Values of `light`: clip and plain gain.
 CodecSpec contest_codec(const RecipeOptions& recipe, bool keys, int head_dim);
+// What the arm of the recipe really stores, with fp16 pairs: the form compared with `centered`.
+CodecSpec arm_codec(const RecipeOptions& recipe, bool keys, int head_dim);
 
 // Choice of --recipe auto: the best recipe whose bits fit `max_bits` per element (nominal) and
 // whose encoder costs at most `max_write_cost` of a forward pass. `why` explains it in one

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "base/random.h"
 
 namespace oscar {
 namespace {
@@ -63,6 +64,19 @@ std::vector<TensorD> proxy_covariances(const LayerStatistics& statistics,
     result.push_back(std::move(covariance));
   }
   return result;
+}
+
+TensorD identity(size_t dim) {
+  TensorD result({dim, dim});
+  for (size_t i = 0; i < dim; ++i) result.values[i * dim + i] = 1.0;
+  return result;
+}
+
+std::vector<int8_t> sign_pattern(uint64_t seed, size_t dim) {
+  std::vector<int8_t> signs;
+  if (seed == 0) return signs;
+  for (size_t i = 0; i < dim; ++i) signs.push_back(uniform_at(seed, i) < 0.5 ? -1 : 1);
+  return signs;
 }
 
 }  // namespace
@@ -126,16 +140,17 @@ FittedRotation fit_rotation(const std::vector<TensorD>& covariances, const Rotat
   const size_t count = matrices.size(), dim = matrices[0].extent(0);
   FittedRotation fitted{TensorF({count, dim, dim}), TensorD({count, dim}, 1.0),
                         TensorD({count, dim, dim})};
+  const std::vector<int8_t> signs = sign_pattern(options.sign_pattern, dim);
   const auto names = [&](size_t h) { return options.per_head ? cat(what, ", head ", h) : what; };
   parallel_for(count, [&](size_t h) {
     TensorD rotation;
     if (options.hadamard) {
-      rotation = hadamard_matrix(dim, options.form);
+      rotation = compose_rotation(Composition::kRH, identity(dim), options.form, signs);
     } else {
       const SymmetricEigen eigen = eigen_symmetric(matrices[h], names(h));
       std::copy(eigen.values.begin(), eigen.values.end(), fitted.eigenvalues.at(h));
       std::copy(eigen.vectors.values.begin(), eigen.vectors.values.end(), fitted.vectors.at(h));
-      rotation = compose_rotation(options.composition, eigen.vectors, options.form);
+      rotation = compose_rotation(options.composition, eigen.vectors, options.form, signs);
     }
     const std::vector<float> rounded = to_float(rotation);
     std::copy(rounded.begin(), rounded.end(), fitted.rotation.at(h));

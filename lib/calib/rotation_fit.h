@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct RotationOptions {
   Composition composition = Composition::kRHPbr;
   HadamardForm form = HadamardForm::kFull;
   bool per_head = false;
+  // R = U S H P with a diagonal S of random signs: pattern 0 has none, each other number is a seed.
+  uint64_t sign_pattern = 0;
 };
 
 struct FittedRotation {

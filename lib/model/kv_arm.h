@@ -99,7 +99,7 @@ struct ArmOptions {
 //   rtn feedback no-feedback identity-metric damping=X   no-gain plain-gain metric-gain
 //   grid-start metric-grid-start clip-start sweeps=N refits=N
 //   multipliers=1|3|5|F/F/...   refit-multipliers=F/F/...   no-clip clip=X grid-clip
-//   trellis (experimental, slow; clip start, no sweeps: oscar-lean:k.trellis)
+//   trellis (experimental, slow; from the clip start, no sweeps: oscar-lean:k.trellis)
 //   bits=2|4|8 group=N
 //   meta=fp16|log8|symmetric|scale-zero-fp32|scale-zero-bf16|scale-zero-fp16|vllm no-windows sink=N
 //   recent=N exact serving fp32-windows

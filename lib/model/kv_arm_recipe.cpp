@@ -236,7 +236,12 @@ const std::map<std::string, SideChange>& side_suffixes() {
        }},
       {"multipliers",
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.multipliers = parse_multipliers(x); }},
-      {"trellis", [](SideRecipe& s, const Suffix&) { s.codec.levels = Levels::kTrellis; }},
+      {"trellis",
+       [](SideRecipe& s, const Suffix&) {
+         s.codec.levels = Levels::kTrellis;
+         s.codec.feedback.start = StartRange::kClip;  // the only one it has
+         s.codec.feedback.multipliers = light_feedback().multipliers;
+       }},
       {"no-clip",
        [](SideRecipe& s, const Suffix&) { set_clip(s, 0.0, ClipRule::kOrderStatistic); }},
       {"grid-clip", [](SideRecipe& s, const Suffix&) { set_clip(s, 0.0, ClipRule::kRangeGrid); }},

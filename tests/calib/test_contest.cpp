@@ -179,8 +179,105 @@ TEST_CASE("feedback recipes write metrics, means, constants and their decisions"
   CHECK(report.k_decisions[0].entries.size() == 3);
   CHECK(report.v_decisions[0].entries.size() == 6);
   for (const auto* decisions : {&report.k_decisions, &report.v_decisions})
-    for (const HeadDecision& decision : *decisions)
-      CHECK(decision.entries[decision.chosen].error < decision.centered_error);
+    for (const HeadDecision& decision : *decisions) CHECK(decision.error < decision.centered_error);
+  for (const RecipeResult& recipe : result.recipes)
+    for (const LayerReport& layer : recipe.layers) {
+      REQUIRE(layer.k_decisions.size() == 2);
+      CHECK_FALSE(minus_centered(layer.k_decisions).worse());
+      CHECK_FALSE(minus_centered(layer.v_decisions).worse());
+    }
+  CHECK(result.recipes[0].layers[0].k_decisions[0].entries.size() == 3);
+  CHECK(result.recipes[0].layers[0].v_decisions[0].entries.size() == 3);
+  // The encoder of `best` is better than the one that ranks, on keys as on values together.
+  double ranked = 0.0, stored = 0.0;
+  for (const LayerReport& layer : result.recipes[2].layers)
+    for (const HeadDecision& decision : layer.k_decisions) {
+      ranked += decision.entries[decision.chosen].error;
+      stored += decision.error;
+    }
+  CHECK(stored < ranked);
+}
+
+TEST_CASE("a layer is worse than centered when the difference exceeds its error") {
+  std::vector<HeadDecision> heads(2);
+  heads[0].centered_difference = 0.3;
+  heads[1].centered_difference = -0.1;
+  heads[0].centered_se = 0.12;
+  heads[1].centered_se = 0.16;
+  const LayerComparison comparison = minus_centered(heads);
+  CHECK(comparison.difference == Approx(0.1));
+  CHECK(comparison.standard_error == Approx(0.1));
+  heads[1].centered_difference = -0.05;
+  CHECK(minus_centered(heads).worse());
+  heads[1].centered_difference = -0.15;
+  CHECK_FALSE(minus_centered(heads).worse());
+}
+
+TEST_CASE("a bundle that is worse than centered in a layer says so") {
+  // Values forced about a foreign mean.
+  const HeadGeometry geometry{2, 1, 16};
+  const SyntheticRows rows(geometry, 400, 0.0);
+  const ContestData data =
+      contest_data(rows, geometry, 0, {0, 400}, 200, {.sink = 16, .recent = 32});
+  BundleLayer layer;
+  layer.k_rotation = layer.v_rotation = TensorF({1, 16, 16});
+  layer.k_rotation.values = layer.v_rotation.values = to_float(hadamard_matrix(16));
+  layer.k_metric = TensorF({1, 16, 16}, 0.0F);
+  for (size_t i = 0; i < 16; ++i) layer.k_metric.values[i * 17] = 1.0F;
+  layer.v_metric = layer.k_metric;
+  layer.k_mean = TensorF({1, 16}, 0.0F);
+  layer.k_clip = 0.96;
+  layer.v_clip = 0.92;
+  RecipeOptions recipe = recipe_options("lean");
+  recipe.value_centering = ValueCentering::kAlways;
+  DecisionInputs inputs{&data, nullptr, &recipe, {}, TensorF({1, 16})};
+  for (size_t d = 0; d < 16; ++d) inputs.v_mean.values[d] = 0.8F * static_cast<float>(1 + d);
+  const auto energy = identity_energy(2, 16);
+  inputs.energy = energy.get();
+  LayerReport report;
+  decide_by_contest(inputs, layer, report);
+  CHECK_FALSE(minus_centered(report.k_decisions).worse());
+  CHECK(minus_centered(report.v_decisions).worse());
+}
+
+TEST_CASE("sign patterns give other rotations of the same space and enter the contest") {
+  const TensorD covariance = [] {
+    const auto x = synthetic_rows(5, 60, 1, 16);
+    GramSum gram(16);
+    gram.add({x.data(), 60, 16, 1});
+    return gram.sum();
+  }();
+  RotationOptions options;
+  const TensorF plain = fit_rotation({covariance}, options, "c").rotation;
+  options.hadamard = true;
+  const TensorF hadamard = fit_rotation({covariance}, options, "c").rotation;
+  CHECK(hadamard.values == to_float(hadamard_matrix(16)));
+  for (const bool on_hadamard : {false, true})
+    for (const uint64_t pattern : {1U, 2U}) {
+      options.hadamard = on_hadamard;
+      options.sign_pattern = pattern;
+      const TensorF signed_rotation = fit_rotation({covariance}, options, "c").rotation;
+      CHECK(signed_rotation.values != (on_hadamard ? hadamard : plain).values);
+      TensorD wide({16, 16});
+      std::copy(signed_rotation.values.begin(), signed_rotation.values.end(), wide.values.begin());
+      CHECK(orthogonality_error(wide) < 1e-5);
+    }
+  TemporaryFolder folder;
+  write_synthetic_capture(folder / "c.h5", {.lengths = {400, 400, 400}, .key_mean = 0.5});
+  const CaptureReader reader(folder / "c.h5");
+  const auto source = capture_source(reader);
+  CalibrationOptions calibration;
+  calibration.recipes = {recipe_options("lean")};
+  calibration.recipes[0].sign_patterns = 2;
+  calibration.held_out_fraction = 1.0 / 3;
+  calibration.sink = 16;
+  calibration.recent = 32;
+  const CalibrationResult result = calibrate(*source, calibration, Progress{});
+  const HeadDecision& decision = result.recipes[0].layers[0].k_decisions[0];
+  REQUIRE(decision.entries.size() == 9);
+  CHECK(decision.entries[3].name == "shared~1");
+  CHECK(decision.entries[8].name == "hadamard~2");
+  CHECK(decision.entries[3].error != decision.entries[0].error);
 }
 
 TEST_CASE("value centering and the key metric can be forced") {
@@ -238,7 +335,7 @@ TEST_CASE("values are centered where the mean is theirs, and not where it is for
     layer.k_mean = TensorF({1, 16}, 0.0F);
     RecipeOptions recipe = recipe_options("lean");
     recipe.decide_rotation = false;
-    DecisionInputs inputs{&data, nullptr, &recipe, {}, {}, {}, TensorF({1, 16})};
+    DecisionInputs inputs{&data, nullptr, &recipe, {}, TensorF({1, 16})};
     const auto energy = identity_energy(2, 16);
     inputs.energy = energy.get();
     for (size_t d = 0; d < 16; ++d) inputs.v_mean.values[d] = 0.8F * static_cast<float>(1 + d);

@@ -183,6 +183,8 @@ TEST_CASE("suffixes change one step each", "[kv_arm]") {
         std::vector<double>{0.9, 1.25});
   CHECK(k("oscar-best:refit-multipliers=1.0").feedback.refit_multipliers ==
         std::vector<double>{1.0});
+  CHECK(k("oscar-lean:k.trellis").levels == Levels::kTrellis);
+  CHECK(k("oscar-lean:k.trellis").feedback.start == StartRange::kClip);
   CHECK(k("oscar-best:sweeps=0:refits=3").feedback.refits == 3);
   CHECK(k("oscar-best:sweeps=0").feedback.sweeps == 0);
   CHECK(k("hadamard:no-clip").clip_ratio == 0.0);
