@@ -184,12 +184,13 @@ void print_contest(const RecipeResult& recipe) {
       "layer | K: chosen  centered  ratio  exchanged | V: chosen  centered  ratio  exchanged  "
       "V centered (heads)\n");
   double k_ratio = 0.0, v_ratio = 0.0;
-  size_t k_worse = 0, v_worse = 0;
+  size_t k_worse = 0, v_worse = 0, worse = 0;
   for (const LayerReport& layer : recipe.layers) {
-    const bool worse_k = minus_centered(layer.k_decisions).worse();
-    const bool worse_v = minus_centered(layer.v_decisions).worse();
-    k_worse += worse_k ? 1 : 0;
-    v_worse += worse_v ? 1 : 0;
+    const LayerComparison of_k = minus_centered(layer.k_decisions);
+    const LayerComparison of_v = minus_centered(layer.v_decisions);
+    k_worse += of_k.worse() ? 1 : 0;
+    v_worse += of_v.worse() ? 1 : 0;
+    worse += sum(of_k, of_v).worse() ? 1 : 0;
     const DecisionSummary k = summarise(layer.k_decisions), v = summarise(layer.v_decisions);
     const auto ratio = [](const DecisionSummary& s) {
       return s.centered > 0.0 ? s.chosen / s.centered : 0.0;
@@ -199,13 +200,13 @@ void print_contest(const RecipeResult& recipe) {
     fmt::print("{:5} | {:9.5f}  {:8.5f}  {:5.2f}  {:9} | {:9.5f}  {:8.5f}  {:5.2f}  {:9}  {:9}{}\n",
                layer.layer, k.chosen, k.centered, ratio(k), k.exchanged, v.chosen, v.centered,
                ratio(v), v.exchanged, v.with_mean,
-               worse_k || worse_v ? "  worse than centered" : "");
+               sum(of_k, of_v).worse() ? "  worse than centered" : "");
   }
   fmt::print(
       "mean ratio to the recipe centered: K {:.3f}, V {:.3f}; worse by more than its error: K in "
       "{}, "
-      "V in {} of {} layers\n",
-      k_ratio, v_ratio, k_worse, v_worse, recipe.layers.size());
+      "V in {}, both together in {} of {} layers\n",
+      k_ratio, v_ratio, k_worse, v_worse, worse, recipe.layers.size());
 }
 
 void print_table(const RecipeResult& recipe, const std::string& path) {

@@ -208,6 +208,11 @@ LayerComparison minus_centered(const std::vector<HeadDecision>& decisions) {
   return comparison;
 }
 
+LayerComparison sum(const LayerComparison& keys, const LayerComparison& values) {
+  return {keys.difference + values.difference,
+          std::hypot(keys.standard_error, values.standard_error)};
+}
+
 void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report) {
   const size_t heads = inputs.contest->geometry.num_kv_heads;
   std::vector<Outcome> k(heads), v(heads);

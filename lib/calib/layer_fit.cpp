@@ -43,16 +43,19 @@ json to_json(const std::vector<HeadDecision>& decisions) {
 json to_json(const LayerReport& report) {
   json result = json::object();
   if (report.measured) result = {{"k", to_json(report.k)}, {"v", to_json(report.v)}};
-  const auto comparison = [](const std::vector<HeadDecision>& decisions) -> json {
-    const LayerComparison layer = minus_centered(decisions);
+  const auto comparison = [](const LayerComparison& layer) -> json {
     return {
         {"difference", layer.difference}, {"se", layer.standard_error}, {"worse", layer.worse()}};
   };
-  if (!report.k_decisions.empty())
+  if (!report.k_decisions.empty()) {
+    const LayerComparison k = minus_centered(report.k_decisions);
+    const LayerComparison v = minus_centered(report.v_decisions);
     result["attention_output"] = {{"k", to_json(report.k_decisions)},
                                   {"v", to_json(report.v_decisions)},
-                                  {"k_minus_centered_recipe", comparison(report.k_decisions)},
-                                  {"v_minus_centered_recipe", comparison(report.v_decisions)}};
+                                  {"k_minus_centered_recipe", comparison(k)},
+                                  {"v_minus_centered_recipe", comparison(v)},
+                                  {"minus_centered_recipe", comparison(sum(k, v))}};
+  }
   return result;
 }
 
@@ -227,15 +230,12 @@ void LayerFit::decide(const RecipeOptions& recipe, BundleLayer& layer, LayerRepo
                               rotation_candidates(recipe),
                               mean_rows(*inputs_.calibration, &HeadStatistics::value_mean)};
   decide_by_contest(inputs, layer, report);
-  for (const bool on_keys : {true, false}) {
-    const LayerComparison comparison =
-        minus_centered(on_keys ? report.k_decisions : report.v_decisions);
-    if (comparison.worse())
-      warnings.push_back(cat("layer ", inputs_.layer, ", recipe ", recipe.name, ", ",
-                             on_keys ? "keys" : "values",
-                             ": held-out attention-output error is above that of `centered` by ",
-                             comparison.difference, " +- ", comparison.standard_error));
-  }
+  const LayerComparison both =
+      sum(minus_centered(report.k_decisions), minus_centered(report.v_decisions));
+  if (both.worse())
+    warnings.push_back(cat("layer ", inputs_.layer, ", recipe ", recipe.name,
+                           ": held-out attention-output error is above that of `centered` by ",
+                           both.difference, " +- ", both.standard_error));
 }
 
 // Rotations beside the layer's own: one a head, Hadamard, and all of them with other signs.

@@ -48,6 +48,8 @@ struct LayerComparison {
   bool worse() const { return difference > standard_error; }
 };
 LayerComparison minus_centered(const std::vector<HeadDecision>& decisions);
+// Both sides of a layer: their errors add up to first order.
+LayerComparison sum(const LayerComparison& keys, const LayerComparison& values);
 
 struct LayerReport {
   size_t layer = 0;

@@ -207,6 +207,10 @@ TEST_CASE("a layer is worse than centered when the difference exceeds its error"
   const LayerComparison comparison = minus_centered(heads);
   CHECK(comparison.difference == Approx(0.1));
   CHECK(comparison.standard_error == Approx(0.1));
+  const LayerComparison both = sum(comparison, {-0.05, 0.0});
+  CHECK(both.difference == Approx(0.05));
+  CHECK_FALSE(both.worse());
+  CHECK(sum(comparison, {0.1, 0.1}).worse());
   heads[1].centered_difference = -0.05;
   CHECK(minus_centered(heads).worse());
   heads[1].centered_difference = -0.15;
