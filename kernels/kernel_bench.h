@@ -21,6 +21,8 @@ struct WriteBenchShape {
   int num_kv_heads = 8, head_dim = 128;
   int tokens = 4096;  // of a job
   int num_jobs = 1;   // sequences x layers of one launch
+  int layers = 1;     // the jobs use that many side pairs
+  bool feedback = false, rotate = false;
 };
 
 struct KernelTiming {
@@ -45,8 +47,8 @@ bool bench_has_device();
 // bytes: size of the buffers, several times the L2 cache.
 Ceilings measure_ceilings(int64_t bytes = int64_t{4} << 30);
 KernelTiming bench_decode(const DecodeBenchShape& shape, double read_ceiling_tb_per_s);
-// Clip 0.96 / 0.92, bf16 rows; read_fraction is over the read ceiling here too, although a fifth of
-// the bytes is written.
-KernelTiming bench_write_rtn(const WriteBenchShape& shape, double read_ceiling_tb_per_s);
+// Clip 0.96 / 0.92 (feedback: start 0.92), bf16 rows, matrices not counted as bytes; read_fraction
+// is over the read ceiling here too, although a fifth of the bytes is written.
+KernelTiming bench_write(const WriteBenchShape& shape, double read_ceiling_tb_per_s);
 
 }  // namespace oscar

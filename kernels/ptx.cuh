@@ -177,4 +177,14 @@ __device__ __forceinline__ uint4 load_streaming(const void* pointer) {
   return r;
 }
 
+// Kept in the L1 cache. Volatile: a second load of the same address stays one, so that the first
+// value need not be held.
+__device__ __forceinline__ uint4 load_read_only(const void* pointer) {
+  uint4 r;
+  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(pointer));
+  return r;
+}
+
 }  // namespace oscar::ptx

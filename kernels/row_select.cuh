@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/ptx.cuh"
+
 namespace oscar::row_select {
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -102,30 +104,66 @@ __device__ __forceinline__ float kth_largest(const float (&x)[N], int rank) {
   return answer;
 }
 
-// The same for a row of bf16 values held as pairs: the keys are the values, so the bisection runs
-// to the end and nothing has to be gone through. Largest key of the quad: `top`.
+// --- sixteen rows of bf16 values, rows g and g + 8 in the quad g, pairs of values a register ---
+
+// Elements of the rows g and g + 8 (magnitudes) that are at or above the (duplicated) bf16 keys.
+// The comparisons yield ones, a tensor-core product with a matrix of ones adds them over the quad.
 template <int N>
-__device__ __forceinline__ float kth_largest_bf16(const uint32_t (&pairs)[N], int top, int rank) {
-  // At or above `low` there are at least `rank` elements, at or above `high` fewer.
-  int low = 0, high = top + 1;
-  int probe = max(high - 128, 1);  // an octave below the largest: where clip thresholds are
-  while (__any_sync(~0U, high - low > 1)) {
-    const uint32_t both = static_cast<uint32_t>(probe) * 0x00010001U;
-    const __nv_bfloat162 threshold = *reinterpret_cast<const __nv_bfloat162*>(&both);
-    __nv_bfloat162 sums[4];
+__device__ __forceinline__ void count_at_least(const uint32_t (&pairs)[2][N],
+                                               const uint32_t (&keys)[2], float (&counts)[2]) {
+  constexpr uint32_t kOnes = 0x3F803F80U;
+  float sums[2][4] = {};
+  const auto compare = [&](int row, int i) {
+    const auto value = *reinterpret_cast<const __nv_bfloat162*>(&pairs[row][i]);
+    const auto key = *reinterpret_cast<const __nv_bfloat162*>(&keys[row]);
+    const __nv_bfloat162 found = __hge2(value, key);
+    return *reinterpret_cast<const uint32_t*>(&found);
+  };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = __float2bfloat162_rn(0.0F);
+  for (int i = 0; i < N; i += 2)
+    ptx::mma_bf16(sums[i / 2 % 2], compare(0, i), compare(1, i), compare(0, i + 1),
+                  compare(1, i + 1), kOnes, kOnes);
+  counts[0] = sums[0][0] + sums[1][0];
+  counts[1] = sums[0][2] + sums[1][2];
+}
+
+// The ranks[r]-th largest of the rows' magnitudes, exactly; top: largest key (upper 16 bits) of the
+// rows. Thresholds mostly lie in the octave below the largest: seven halvings. Rows where they do
+// not are searched over all keys.
+template <int N>
+__device__ __forceinline__ void kth_largest_tile(const uint32_t (&pairs)[2][N], const int (&top)[2],
+                                                 const float (&ranks)[2], float (&thresholds)[2]) {
+  uint32_t low[2], base[2], probe[2];
+  float counts[2];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const __nv_bfloat162 value = __habs2(*reinterpret_cast<const __nv_bfloat162*>(&pairs[i]));
-      sums[i % 4] = __hadd2(sums[i % 4], __hge2(value, threshold));
-    }
-    const __nv_bfloat162 sum = __hadd2(__hadd2(sums[0], sums[1]), __hadd2(sums[2], sums[3]));
-    const int count = quad_sum(static_cast<int>(__low2float(sum) + __high2float(sum)));
-    if (high - low > 1) (count >= rank ? low : high) = probe;
-    probe = (low + high) / 2;
+  for (int r = 0; r < 2; ++r)
+    low[r] = base[r] = static_cast<uint32_t>(max(top[r] - 127, 0)) * 0x00010001U;
+#pragma unroll
+  for (int step = 64; step > 0; step /= 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) probe[r] = low[r] + static_cast<uint32_t>(step) * 0x00010001U;
+    count_at_least(pairs, probe, counts);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) low[r] = counts[r] >= ranks[r] ? probe[r] : low[r];
   }
-  return __uint_as_float(static_cast<uint32_t>(low) << 16);
+  if (__any_sync(~0U, low[0] == base[0] || low[1] == base[1])) {
+    count_at_least(pairs, base, counts);
+    const bool missed[2] = {counts[0] < ranks[0], counts[1] < ranks[1]};
+    if (__any_sync(~0U, missed[0] || missed[1])) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) low[r] = missed[r] ? 0U : low[r];
+#pragma unroll 1
+      for (uint32_t step = 0x40004000U; step >= 0x00010001U; step = step / 2 & 0x7fff7fffU) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) probe[r] = low[r] + step;
+        count_at_least(pairs, probe, counts);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) low[r] = missed[r] && counts[r] >= ranks[r] ? probe[r] : low[r];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) thresholds[r] = __uint_as_float(low[r] << 16);
 }
 
 }  // namespace oscar::row_select

@@ -218,14 +218,27 @@ void run_bench_kernels(const KernelBenchCommand& options) {
       add(bench_decode(decode, read), found == cudnn.end() ? 0.0 : found->second);
     }
   }
-  for (const auto& [tokens, jobs] :
-       {std::pair{4096, 1}, std::pair{32768, 1}, std::pair{16, 1152}}) {
+  struct WriteLoad {
+    int tokens, jobs, layers;
+    bool feedback, rotate;
+  };
+  // A prefill chunk, a long one, flushes of 8 and 16 tokens of 32 sequences x 36 layers.
+  for (const WriteLoad& load :
+       {WriteLoad{4096, 1, 1, false, false}, WriteLoad{32768, 1, 1, false, false},
+        WriteLoad{8, 1152, 36, false, false}, WriteLoad{16, 1152, 36, false, false},
+        WriteLoad{4096, 1, 1, false, true}, WriteLoad{32768, 1, 1, false, true},
+        WriteLoad{16, 1152, 36, false, true}, WriteLoad{4096, 1, 1, true, false},
+        WriteLoad{4096, 1, 1, true, true}, WriteLoad{8, 1152, 36, true, false},
+        WriteLoad{16, 1152, 36, true, false}}) {
     WriteBenchShape write;
     write.num_kv_heads = shape.num_kv_heads;
     write.head_dim = shape.head_dim;
-    write.tokens = tokens;
-    write.num_jobs = jobs;
-    add(bench_write_rtn(write, read), 0);
+    write.tokens = load.tokens;
+    write.num_jobs = load.jobs;
+    write.layers = load.layers;
+    write.feedback = load.feedback;
+    write.rotate = load.rotate;
+    add(bench_write(write, read), 0);
   }
   for (const KernelTiming& timing : bench_rows(shape, read)) add(timing, 0);
   for (const KernelTiming& timing : bench_prefills(shape, read)) add(timing, 0);
