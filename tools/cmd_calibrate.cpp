@@ -70,11 +70,11 @@ CalibrationOptions calibration_options(const CalibrateCommand& options,
   nlohmann::json json{{"held_out", options.held_out},
                       {"group", options.group},
                       {"sink", options.sink},
-                      {"recent", options.recent}};
+                      {"recent", options.recent},
+                      {"compute", options.compute}};
   if (options.capture.empty()) {
     json["tokens"] = options.tokens;
     json["seq_len"] = options.lengths;
-    json["compute"] = options.compute;
   } else {
     json["capture"] = std::filesystem::path(options.capture).filename().string();
   }
@@ -100,7 +100,9 @@ void open_capture(const CalibrateCommand& options, OpenSource& open) {
   if (warm_up > 0)
     open.warnings.push_back(cat(options.capture, ": the first sequence (", offsets[1],
                                 " tokens) is a warm-up and is left out"));
-  open.source = capture_source(*open.reader, warm_up);
+  const Compute compute = parse_compute(options.compute);
+  check_compute_supported(compute);
+  open.source = capture_source(*open.reader, warm_up, compute);
   if (open.weights == nullptr) return;
   const ModelConfig& config = open.weights->config;
   check_head_coverage(open.source->geometry(),

@@ -48,9 +48,12 @@ class ActivationSource {
   size_t num_sequences() const { return sequence_offsets().size() - 1; }
 };
 
-// The reader must outlive the source. first_sequence > 0 leaves a warm-up sequence out.
+// The reader must outlive the source. first_sequence > 0 leaves a warm-up sequence out. `compute`:
+// outputs that the capture lacks are recomputed in float32, or, from rows stored in bf16, with bf16
+// products (exact scores, weights rounded to bf16).
 std::unique_ptr<ActivationSource> capture_source(const CaptureReader& reader,
-                                                 size_t first_sequence = 0);
+                                                 size_t first_sequence = 0,
+                                                 Compute compute = Compute::kFp32);
 
 // A reference cache of the precision of the computation: float32 or bf16 rows.
 std::shared_ptr<const KvArm> reference_arm(Compute compute);

@@ -10,8 +10,11 @@ namespace {
 
 class CaptureSource : public ActivationSource {
  public:
-  CaptureSource(const CaptureReader& reader, size_t first_sequence)
-      : reader_(reader), rows_(reader), first_token_(0) {
+  CaptureSource(const CaptureReader& reader, size_t first_sequence, Compute compute)
+      : reader_(reader),
+        rows_(reader),
+        compute_(reader.info().bf16 ? compute : Compute::kFp32),
+        first_token_(0) {
     const CaptureInfo& info = reader.info();
     geometry_ = {static_cast<size_t>(info.num_heads), static_cast<size_t>(info.num_kv_heads),
                  static_cast<size_t>(info.head_dim)};
@@ -92,18 +95,16 @@ class CaptureSource : public ActivationSource {
     config.num_heads = geometry_.num_heads;
     config.num_kv_heads = geometry_.num_kv_heads;
     config.head_dim = geometry_.head_dim;
-    auto arm = std::make_shared<KvArm>();
-    arm->name = "fp32";
-    arm->high_precision = HighPrecision::kFp32;
-    KvCache cache(config, arm);
+    KvCache cache(config, reference_arm(compute_));
     o_.resize(q_.size());
     lse_.resize(activations.num_tokens * geometry_.num_heads);
     append_and_attend(cache, 0, activations.num_tokens, activations.q, activations.k, activations.v,
-                      o_.data(), lse_.data());
+                      o_.data(), lse_.data(), compute_);
   }
 
   const CaptureReader& reader_;
   CaptureRows rows_;
+  Compute compute_;  // of recomputed outputs
   size_t first_token_;
   HeadGeometry geometry_;
   Provenance provenance_;
@@ -113,9 +114,9 @@ class CaptureSource : public ActivationSource {
 
 }  // namespace
 
-std::unique_ptr<ActivationSource> capture_source(const CaptureReader& reader,
-                                                 size_t first_sequence) {
-  return std::make_unique<CaptureSource>(reader, first_sequence);
+std::unique_ptr<ActivationSource> capture_source(const CaptureReader& reader, size_t first_sequence,
+                                                 Compute compute) {
+  return std::make_unique<CaptureSource>(reader, first_sequence, compute);
 }
 
 }  // namespace oscar
