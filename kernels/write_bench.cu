@@ -101,6 +101,7 @@ KernelTiming bench_write(const WriteBenchShape& s, double read_ceiling_tb_per_s)
   p.sides = d_sides.get();
   p.counters = counters.get();
   p.rotate = s.rotate;
+  p.num_pairs = s.layers;
   KernelTiming timing = time_launches(std::max(4, copies), 15, [&](cudaStream_t stream, int i) {
     WriteParams launch = p;
     launch.jobs = d_jobs.get() + static_cast<int64_t>(i % copies) * s.num_jobs;

@@ -149,8 +149,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
 template <int D, bool kShared>
 void launch(const WriteParams& p, int warps, cudaStream_t stream) {
   const int sides = 2 * p.num_kv_heads;
-  const WriteGrid grid =
-      choose_write_grid(p.num_tiles, sides, device_multiprocessors(), warps, kUnitTiles);
+  const WriteGrid grid = choose_write_grid({.num_tiles = p.num_tiles,
+                                            .sides = sides,
+                                            .num_pairs = p.num_pairs,
+                                            .slots = device_multiprocessors(),
+                                            .tiles_per_round = warps * kUnitTiles,
+                                            .max_rounds = 4,
+                                            .load_rounds = 0.2});
   const int bytes =
       static_cast<int>(kShared ? write_metric_bytes(D) : 0) + warps * Shape<D>::kWarpBytes;
   const auto kernel = write_feedback_kernel<D, kShared>;

@@ -10,8 +10,9 @@ namespace {
 
 using namespace write_tile;
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 4;                   // small thread blocks make room for the next early
 constexpr int kHeadsPerBlock = kWarps / 2;  // keys and values of each
+constexpr int kRotateWarps = 16;            // they share R in shared memory
 
 // Rows as they are -----------------------------------------------------------------------------
 
@@ -59,9 +60,8 @@ __device__ __forceinline__ int clip_rank(const WriteSide& side, int head_dim) {
 // A warp writes one side of a record. Where the job's tokens lie in one half of the record, the
 // keys' warp takes both sides instead: rows g are keys, rows g + 8 are values.
 template <int D, ElementType kType, bool kCentre>
-__global__ void __launch_bounds__(32 * kWarps, D <= 128 && kType == ElementType::kBf16 && !kCentre
-                                                   ? 4
-                                                   : (D <= 128 ? 2 : 1))
+__global__ void __launch_bounds__(32 * kWarps,
+                                  D > 128 ? 2 : (kType == ElementType::kBf16 && !kCentre ? 8 : 5))
     write_rows_kernel(const WriteParams p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int head = blockIdx.y * kHeadsPerBlock + warp / 2, tile = blockIdx.x;
@@ -143,11 +143,22 @@ __global__ void __launch_bounds__(32 * kWarps, D <= 128 && kType == ElementType:
 
 // Rows rotated inside ----------------------------------------------------------------------------
 
+// Warps that have registers (255 for large heads and rows of two pieces).
+__host__ __device__ constexpr int rotate_warps(int head_dim, ElementType type) {
+  return head_dim <= 128 && type != ElementType::kFp32 ? kRotateWarps : kRotateWarps / 2;
+}
+
 // Thread block (x, y): tiles_per_block tiles of one head and side (y = 2 head + side).
 template <int D, ElementType kType, bool kShared>
-__global__ void __launch_bounds__(32 * kWarps, D <= 128 && kType != ElementType::kFp32 ? 2 : 1)
+__global__ void __launch_bounds__(32 * rotate_warps(D, kType), 1)
     write_rotated_kernel(const WriteParams p, int tiles_per_block) {
-  extern __shared__ uint4 shared_fragments[];
+  extern __shared__ __align__(1024) uint4 shared_fragments[];
+  constexpr int kBlockWarps = rotate_warps(D, kType);
+#ifdef OSCAR_HAS_WGMMA
+  constexpr bool kWgmma = kShared && D % 64 == 0;
+#else
+  constexpr bool kWgmma = false;
+#endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int head = blockIdx.y / 2;
   const bool key = blockIdx.y % 2 == 0;
@@ -160,14 +171,24 @@ __global__ void __launch_bounds__(32 * kWarps, D <= 128 && kType != ElementType:
         static_cast<const uint8_t*>(side.rotation) + head * side.rotation_head_bytes);
     if constexpr (kShared) {
       __syncthreads();
-      for (int i = threadIdx.x; i < D * D / 4; i += 32 * kWarps)
-        ptx::copy_async_16(ptx::shared_address(shared_fragments + i), fragments + i);
-      asm volatile("cp.async.wait_all;" ::: "memory");
+#ifdef OSCAR_HAS_WGMMA
+      if constexpr (kWgmma)
+        load_swizzled<D>(fragments, reinterpret_cast<uint8_t*>(shared_fragments));
+#endif
+      if constexpr (!kWgmma) {
+        for (int i = threadIdx.x; i < D * D / 4; i += 32 * kBlockWarps)
+          ptx::copy_async_16(ptx::shared_address(shared_fragments + i), fragments + i);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+      }
       __syncthreads();
       fragments = shared_fragments;
     }
     const int rank = side.clip_index >= 0 ? D - side.clip_index : 0;
-    for (int tile = run.begin + warp; tile < run.end; tile += kWarps) {
+    // The warps of a warpgroup go together; what is past the end repeats the last tile.
+    for (int first_of_four = run.begin + warp / 4 * 4; first_of_four < run.end;
+         first_of_four += kBlockWarps) {
+      const bool mine = first_of_four + warp % 4 < run.end;
+      const int tile = min(first_of_four + warp % 4, run.end - 1);
       WriteJob job;
       find_job(p, tile, job);
       const int first = tile_token(job, tile);
@@ -178,15 +199,22 @@ __global__ void __launch_bounds__(32 * kWarps, D <= 128 && kType != ElementType:
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const TileRow row = tile_row(job, first, g + 8 * r);
-        present[r] = row.present;
+        present[r] = mine && row.present;
         const int64_t offset = row.index * p.token_stride + head * p.head_stride + 8 * t;
         rows[r] = static_cast<const uint8_t*>(key ? job.k : job.v) +
                   offset * (kType == ElementType::kFp32 ? 4 : 2);
       }
       uint32_t pairs[2][D / 8];
-      rotate_tile<D, kType>(
-          rows, fragments, p.subtract_mean ? side.mean + head * D : nullptr,
-          [&](int i) { return 32 * (i / 4) + 8 * t + 2 * (i % 4); }, pairs);
+      const float* mean = p.subtract_mean ? side.mean + head * D : nullptr;
+#ifdef OSCAR_HAS_WGMMA
+      if constexpr (kWgmma)
+        rotate_tile_wgmma<D, kType>(rows, reinterpret_cast<const uint8_t*>(shared_fragments), mean,
+                                    pairs);
+#endif
+      if constexpr (!kWgmma)
+        rotate_tile<D, kType>(
+            rows, fragments, mean, [&](int i) { return 32 * (i / 4) + 8 * t + 2 * (i % 4); },
+            pairs);
       const int ranks[2] = {rank, rank};
       RowRange ranges[2];
       tile_ranges(pairs, ranks, ranges);
@@ -201,9 +229,9 @@ __global__ void __launch_bounds__(32 * kWarps, D <= 128 && kType != ElementType:
                                  : pack_eight<false>(pairs[r] + 4 * block, grid);
       }
       if (whole && key) {
-        place_keys<D>(record, lane, chunks);
+        if (mine) place_keys<D>(record, lane, chunks);
       } else if (whole) {
-        place_values<D>(record + record_code_bytes(D), lane, chunks);
+        if (mine) place_values<D>(record + record_code_bytes(D), lane, chunks);
       } else {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -222,16 +250,23 @@ template <int D, ElementType kType>
 void launch_rotated(const WriteParams& p, cudaStream_t stream) {
   const int bytes = static_cast<int>(write_rotation_bytes(D));
   const int sides = 2 * p.num_kv_heads;
-  const WriteGrid grid = choose_write_grid(p.num_tiles, sides, device_multiprocessors(), kWarps, 2);
+  constexpr int kBlockWarps = rotate_warps(D, kType);
+  const WriteGrid grid = choose_write_grid({.num_tiles = p.num_tiles,
+                                            .sides = sides,
+                                            .num_pairs = p.num_pairs,
+                                            .slots = device_multiprocessors(),
+                                            .tiles_per_round = kBlockWarps,
+                                            .max_rounds = 8,
+                                            .load_rounds = 1.0});
   const dim3 blocks(grid.blocks, sides);
   if (bytes <= device_shared_bytes()) {
     const auto kernel = write_rotated_kernel<D, kType, true>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "write_int2_rtn: shared memory");
-    kernel<<<blocks, 32 * kWarps, bytes, stream>>>(p, grid.tiles_per_block);
+    kernel<<<blocks, 32 * kBlockWarps, bytes, stream>>>(p, grid.tiles_per_block);
   } else {
     write_rotated_kernel<D, kType, false>
-        <<<blocks, 32 * kWarps, 0, stream>>>(p, grid.tiles_per_block);
+        <<<blocks, 32 * kBlockWarps, 0, stream>>>(p, grid.tiles_per_block);
   }
 }
 

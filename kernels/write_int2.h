@@ -58,10 +58,11 @@ struct WriteParams {
   bool subtract_mean = false;                 // every side has a mean
   bool rotate = false;                        // every side has a rotation
   const WriteJob* jobs = nullptr;             // device, [num_jobs], ascending first_tile; encoder
-                                              // feedback and rotate: best sorted by side_pair
+                                              // feedback and rotate: fastest sorted by side_pair
   int num_jobs = 0;
   int num_tiles = 0;                  // sum of write_tiles() over the jobs
-  const WriteSide* sides = nullptr;   // device, [2 * pairs]
+  const WriteSide* sides = nullptr;   // device, [2 * num_pairs]
+  int num_pairs = 1;                  // side pairs, one a layer
   WriteCounters* counters = nullptr;  // device, must not be null: refused rows must be looked at
   // feedback: candidates are the start range times these (FeedbackOptions::multipliers; repeat one
   // when there are fewer).
@@ -77,7 +78,9 @@ OSCAR_HOST_DEVICE constexpr int write_tiles(int first_token, int num_tokens) {
 enum class WriteEncoder : uint8_t { kRtn, kFeedback };
 
 // Bytes of one head's packed matrices; multiples of 16.
-OSCAR_HOST_DEVICE constexpr int64_t write_rotation_bytes(int head_dim) { return int64_t{4} * head_dim * head_dim; }
+OSCAR_HOST_DEVICE constexpr int64_t write_rotation_bytes(int head_dim) {
+  return int64_t{4} * head_dim * head_dim;
+}
 OSCAR_HOST_DEVICE constexpr int64_t write_metric_bytes(int head_dim) {
   const int64_t blocks = head_dim / 16;
   return blocks * (blocks + 1) / 2 * 1024 + blocks * 1024 + int64_t{8} * head_dim;

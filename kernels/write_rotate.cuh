@@ -2,6 +2,7 @@
 // share matrices.
 #pragma once
 
+#include "kernels/wgmma.cuh"
 #include "kernels/write_tile.cuh"
 
 namespace oscar::write_tile {
@@ -134,5 +135,81 @@ __device__ __forceinline__ void rotate_tile(const void* const (&rows)[2], const 
                          fmaf(sums[0][2 * r + 1] + sums[1][2 * r + 1], pieces[r].back, -center.y));
   }
 }
+
+#ifdef OSCAR_HAS_WGMMA
+// The same products with wgmma, a warpgroup = four tiles. R in shared memory: for 64 columns, 64
+// contraction indices and a piece 64 rows (columns of R) of 128 bytes, swizzled.
+inline constexpr int kSwizzledBytes = 8192;
+
+template <int D>
+__device__ __forceinline__ void load_swizzled(const uint4* fragments, uint8_t* shared) {
+  for (int i = threadIdx.x; i < D * D / 4; i += blockDim.x) {
+    const uint4 b = __ldg(fragments + i);
+    const int lane = i % 32, block = i / 32 % (D / 16), tile = i / 32 / (D / 16);
+    const int column = 8 * tile + lane / 4;
+    const auto place = [&](int piece, int half, uint32_t value) {
+      const int byte = (16 * (block % 4) + 8 * half + 2 * (lane % 4)) * 2;
+      const int area = (column / 64 * (D / 64) + block / 4) * 2 + piece;
+      *reinterpret_cast<uint32_t*>(shared + area * kSwizzledBytes + column % 64 * 128 +
+                                   ((byte / 16) ^ (column % 8)) * 16 + byte % 16) = value;
+    };
+    place(0, 0, b.x);
+    place(0, 1, b.y);
+    place(1, 0, b.z);
+    place(1, 1, b.w);
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+template <int D, ElementType kType>
+__device__ __forceinline__ void rotate_tile_wgmma(const void* const (&rows)[2],
+                                                  const uint8_t* shared, const float* mean,
+                                                  uint32_t (&out)[2][D / 8]) {
+  RowPieces<D, kType> pieces[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) pieces[r].load(rows[r]);
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int columns = 0; columns < D / 64; ++columns) {
+    float sums[8][4];
+    wgmma::fence();
+#pragma unroll
+    for (int block = 0; block < D / 16; ++block) {
+      const uint64_t b =
+          wgmma::make_descriptor(
+              ptx::shared_address(shared + (columns * (D / 64) + block / 4) * 2 * kSwizzledBytes),
+              0) +
+          static_cast<uint64_t>(2 * (block % 4));
+      const auto operand = [&](const auto& row0, const auto& row1, uint32_t(&a)[4]) {
+        a[0] = row0[2 * block], a[1] = row1[2 * block];
+        a[2] = row0[2 * block + 1], a[3] = row1[2 * block + 1];
+      };
+      uint32_t a[4];
+      operand(pieces[0].high, pieces[1].high, a);
+      wgmma::multiply_nk_fp16(sums, a, b, block > 0);
+      wgmma::multiply_nk_fp16(sums, a, b + (kSwizzledBytes >> 4), true);
+      if constexpr (kType == ElementType::kFp32) {
+        uint32_t low[4];
+        operand(pieces[0].low, pieces[1].low, low);
+        wgmma::multiply_nk_fp16(sums, low, b, true);
+      }
+    }
+    wgmma::commit();
+    wgmma::wait<0>();
+    wgmma::hold(sums);
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile) {
+      const int i = 8 * columns + tile;
+      float2 center = make_float2(0.0F, 0.0F);
+      if (mean != nullptr)
+        center = __ldg(reinterpret_cast<const float2*>(mean + 32 * (i / 4) + 8 * t + 2 * (i % 4)));
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        out[r][i] = ptx::pack_bf16(fmaf(sums[tile][2 * r], pieces[r].back, -center.x),
+                                   fmaf(sums[tile][2 * r + 1], pieces[r].back, -center.y));
+    }
+  }
+}
+#endif
 
 }  // namespace oscar::write_tile

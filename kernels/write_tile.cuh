@@ -175,12 +175,19 @@ __device__ __forceinline__ uint32_t pack_halves(__half scale, __half low) {
   const __half2 pair = __halves2half2(scale, low);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+// x / 3, rounded to nearest (x normal): the remainder corrects the product with the rounded
+// reciprocal.
+__device__ __forceinline__ float third(float x) {
+  constexpr float kThird = 1.0F / 3.0F;
+  const float quotient = x * kThird;
+  return fmaf(fmaf(-3.0F, quotient, x), kThird, quotient);
+}
 // count: this lane counts what is odd about the row.
 __device__ __forceinline__ RowGrid row_grid(const RowRange& row, bool count,
                                             WriteCounters* counters) {
   bool refused = row.refused;
   const float range = row.high - row.low;
-  const float scale = __fdiv_rn(fmaxf(range, 1e-8F), 3.0F);
+  const float scale = third(fminf(fmaxf(range, 1e-8F), 1e38F));
   __half stored_scale = __float2half_rn(scale), stored_min = __float2half_rn(row.low);
   if (__hisinf(stored_scale) != 0 || __hisinf(stored_min) != 0) {
     refused = true;
@@ -191,7 +198,9 @@ __device__ __forceinline__ RowGrid row_grid(const RowRange& row, bool count,
   if (constant) stored_scale = __float2half_rn(1.0F);
   RowGrid grid;
   grid.stored = pack_halves(stored_scale, stored_min);
-  grid.inverse = constant || refused ? 0.0F : __frcp_rn(range);
+  // One Newton step: at most a unit in the last place off.
+  const float guess = __fdividef(1.0F, range);
+  grid.inverse = constant || refused ? 0.0F : fmaf(fmaf(-range, guess, 1.0F), guess, guess);
   grid.offset = -row.low * grid.inverse;
   if (count && (refused || constant))
     atomicAdd(refused ? &counters->refused_rows : &counters->constant_rows, 1ULL);

@@ -82,6 +82,7 @@ class WriteRun {
     p.num_tiles = tiles_;
     p.sides = device_sides.get();
     p.counters = counters.get();
+    p.num_pairs = c_.num_pairs;
     if (change) change(p);
     write(p, nullptr);
     cuda_ok(cudaDeviceSynchronize());

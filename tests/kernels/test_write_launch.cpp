@@ -8,17 +8,21 @@
 
 using namespace oscar;
 
-TEST_CASE("write grid: every tile once, all multiprocessors busy where there is work",
-          "[kernels]") {
+TEST_CASE("write grid: every tile once, few waves, layers apart", "[kernels]") {
   for (const int tiles : {1, 2, 15, 16, 17, 256, 1152, 100000})
     for (const int sides : {2, 16, 64}) {
-      const WriteGrid grid = choose_write_grid(tiles, sides, 132, 8, 2);
+      const WriteGrid grid = choose_write_grid({tiles, sides, 1, 132, 16, 8, 1.0});
       CHECK(grid.tiles_per_block >= 1);
-      CHECK(grid.tiles_per_block <= 16);
+      CHECK(grid.tiles_per_block <= 128);
       CHECK(int64_t{grid.blocks} * grid.tiles_per_block >= tiles);
       CHECK(int64_t{grid.blocks - 1} * grid.tiles_per_block < tiles);
-      CHECK((grid.blocks * sides >= 132 || grid.tiles_per_block == 1));
     }
+  // 4096 tokens of 8 heads: one wave of two rounds, not two waves of one.
+  CHECK(choose_write_grid({256, 16, 1, 132, 16, 8, 1.0}).blocks == 8);
+  // A long chunk loads its matrices seldom.
+  CHECK(choose_write_grid({2048, 16, 1, 132, 16, 8, 1.0}).tiles_per_block == 128);
+  // One tile of each of 36 layers: a block does not go through many layers in turn.
+  CHECK(choose_write_grid({36, 16, 36, 132, 16, 8, 1.0}).tiles_per_block <= 2);
 }
 
 TEST_CASE("write matrices: the packed pieces add up to the entries", "[kernels]") {
