@@ -240,7 +240,7 @@ KernelTiming bench_decode(const DecodeBenchShape& s, double read_ceiling_tb_per_
     launch.cache.bf16_page_table = cache.bf16_tables[copy]->get();
     attend_decode_int2(launch, stream);
   });
-  timing.op = "attend_decode_int2";
+  timing.op = s.overlap_launch ? "attend_decode_int2" : "attend_decode_int2_alone";
   timing.shape = cat(s.num_q_heads, "x", s.num_kv_heads, "x", s.head_dim);
   timing.context = s.context;
   timing.batch = s.batch;

@@ -15,7 +15,7 @@ struct DecodeBenchShape {
   int sink = 64, recent = 256;
   bool random_pages = true;    // false: pages in order
   bool rotate = false;         // query rotation inside
-  bool overlap_launch = true;  // as in AttendDecodeParams
+  bool overlap_launch = true;  // as in AttendDecodeParams; false: op attend_decode_int2_alone
 };
 struct WriteBenchShape {
   int num_kv_heads = 8, head_dim = 128;

@@ -14,6 +14,6 @@ if [ ${#against[@]} -gt 0 ]; then  # prefill attention in BF16, to be read besid
   python3 "$(dirname "$0")/cudnn_prefill.py" 32x8x128 4096 0,28672 > "$out/prefill_bf16.jsonl"
 fi
 "$oscar" bench kernels "${against[@]}" --out "$out/kernels.jsonl"
-for shape in 64x8x128 96x8x128 32x8x64 32x8x256; do
+for shape in 64x8x128 96x8x128 128x8x128 32x8x64 32x8x96 32x8x192 32x8x256; do
   "$oscar" bench kernels --shape "$shape" --context 128k --batch 8 --out "$out/kernels-$shape.jsonl"
 done

@@ -41,6 +41,77 @@ TEST_CASE("decode: every group size up to 16", "[gpu][decode]") {
   }
 }
 
+TEST_CASE("decode: every head dim with every number of columns a block", "[gpu][decode]") {
+  if (!has_gpu()) return;
+  for (const int head_dim : {64, 96, 128, 192, 256}) {
+    for (const int group : {1, 3, 4, 5, 8, 9, 12, 16}) {
+      CacheShape shape;
+      shape.head_dim = head_dim;
+      shape.seed = static_cast<uint64_t>(group);
+      shape.lengths = {lengths_of(64, 1500, 256, 17), lengths_of(3, 65, 17, 317)};
+      DecodeOptions options;
+      options.group = group;
+      run(shape, options);
+    }
+  }
+}
+
+TEST_CASE("decode: one segment over all thread blocks, up to 16 columns", "[gpu][decode]") {
+  if (!has_gpu()) return;
+  // 256 x 16: more output quads than threads; 64 x 1: more thread blocks than quads.
+  for (const auto& [head_dim, group] : {std::pair{256, 16}, std::pair{192, 3}, std::pair{128, 4},
+                                        std::pair{128, 8}, std::pair{96, 12}, std::pair{64, 1}}) {
+    CacheShape shape;
+    shape.num_kv_heads = 1;
+    shape.head_dim = head_dim;
+    shape.lengths = {lengths_of(64, 15000, 256, 40)};
+    DecodeOptions options;
+    options.group = group;
+    const MixedCacheCase cache(shape);
+    const DecodeRun decode(cache, options);
+    REQUIRE(decode.schedule.work[0].num_parts > 60);
+    decode.run_and_check();
+  }
+}
+
+TEST_CASE("decode: launches in a row share a workspace and leave it zero", "[gpu][decode]") {
+  if (!has_gpu()) return;
+  CacheShape shape;
+  shape.lengths = {lengths_of(64, 5000, 256, 17), lengths_of(64, 800, 256, 17)};
+  const MixedCacheCase first_cache(shape);
+  shape.seed = 5;
+  shape.lengths = {lengths_of(10, 9000, 100, 3), lengths_of(64, 0, 256, 17), lengths_of(0, 1, 0)};
+  const MixedCacheCase second_cache(shape);
+  DecodeOptions options;
+  options.out_type = ElementType::kFp32;
+  const DecodeRun first(first_cache, options), second(second_cache, options);
+  REQUIRE(first.schedule.num_slots > 0);
+  REQUIRE(second.schedule.num_slots > 0);
+  for (const bool overlap : {true, false}) {
+    for (const DecodeRun* decode : {&first, &second}) {
+      decode->d_out->poison();
+      decode->d_lse->poison();
+    }
+    cuda_ok(cudaDeviceSynchronize());
+    for (int i = 0; i < 20; ++i) {  // nothing between the launches
+      for (const DecodeRun* decode : {&first, &second}) {
+        AttendDecodeParams p = decode->params();
+        p.check_tables = false;
+        p.overlap_launch = overlap;
+        p.workspace = first.d_workspace->get();
+        p.workspace_bytes = first.d_workspace->bytes();
+        attend_decode_int2(p, nullptr);
+      }
+    }
+    cuda_ok(cudaDeviceSynchronize());
+    first.check();
+    second.check();
+    const std::vector<uint8_t> workspace = first.d_workspace->download();
+    CHECK(std::count(workspace.begin(), workspace.end(), 0) ==
+          static_cast<std::ptrdiff_t>(workspace.size()));
+  }
+}
+
 TEST_CASE("decode: lengths around every record and page boundary", "[gpu][decode]") {
   if (!has_gpu()) return;
   CacheShape shape;
@@ -196,6 +267,8 @@ TEST_CASE("decode: a reduced set for the sanitizers", "[gpu][decode][sanitize]")
     shape.lengths = {lengths_of(64, 700, 40, 310), lengths_of(17, 3, 5, 3)};
     DecodeOptions options;
     run(shape, options);
+    options.group = 8;
+    run(shape, options);
     options.rotate = true;
     options.group = 12;
     options.num_query_tokens = 2;
@@ -228,6 +301,9 @@ TEST_CASE("decode: bad input is refused", "[gpu][decode]") {
   refused([](AttendDecodeParams& p) { p.cache.num_int2_pages = 1; });
   refused([](AttendDecodeParams& p) { p.cache.num_bf16_pages = 1; });
   refused([](AttendDecodeParams& p) { p.workspace_bytes = 64; });
+  refused([](AttendDecodeParams& p) { p.workspace = static_cast<uint8_t*>(p.workspace) + 4; });
+  refused([](AttendDecodeParams& p) { p.columns_per_block = 16; });
+  refused([](AttendDecodeParams& p) { p.num_slots = -1; });
   refused([](AttendDecodeParams& p) { p.num_ctas += 1; });
   refused([](AttendDecodeParams& p) { p.softmax_scale = 0.0F; });
   static std::vector<float> host(4096);
