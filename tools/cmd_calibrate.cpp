@@ -128,7 +128,7 @@ void open_model(const CalibrateCommand& options, double held_out_fraction, OpenS
   open.source = model_source(
       *open.model,
       {config.architecture, model_sha256(*open.weights), tokenizer->sha256(), text.text_sha256,
-       tool_version(), config.rope.theta, config.num_layers},
+       tool_version(), config.rope.theta, config.num_layers, config.rope},
       std::move(text.sequences), {compute, folder, held_out_begin(offsets, held_out_fraction)});
 }
 

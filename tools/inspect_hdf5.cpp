@@ -86,6 +86,7 @@ std::string describe_capture(const std::string& path) {
       shortest == longest ? Json(shortest) : Json(cat(shortest, " to ", longest));
   document["dtype"] = info.bf16 ? "bf16" : "f32";
   document["options"] = embedded(info.options_json);
+  if (!info.rope_json.empty()) document["rope"] = embedded(info.rope_json);
   Json tensors = Json::array();
   const auto head_dim = static_cast<size_t>(info.head_dim);
   for (const int64_t layer : capture.layers()) {
@@ -133,6 +134,8 @@ std::string describe_bundle(const std::string& path) {
     add("v_eigenvalues", layer.v_eigenvalues, "f64");
     add("k_mean", layer.k_mean, "f32");
     add("v_mean", layer.v_mean, "f32");
+    add("k_position_mean", layer.k_position_mean, "f32");
+    add("k_position_offset", layer.k_position_offset, "f32");
     add("k_metric", layer.k_metric, "f32");
     add("v_metric", layer.v_metric, "f32");
     add("k_scale_max", layer.k_scale_max, "f32");

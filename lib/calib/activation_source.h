@@ -19,6 +19,7 @@ struct Provenance {
   std::string model_architecture, model_sha256, tokenizer_sha256, text_sha256, tool_version;
   double rope_theta = 0.0;
   size_t num_layers = 0;  // of the model
+  RopeConfig rope = {};   // rotary_dim 0 = not known
 };
 
 // What visit() must show besides q, k and v.

@@ -23,6 +23,7 @@ class Collector : public LayerObserver {
     const bool with_metrics = metric_options.logit || metric_options.output;
     StatisticsOptions held_out_options = options;
     held_out_options.outputs = false;
+    held_out_options.rope = nullptr;
     for (const size_t layer : layers) {
       calibration_.emplace(layer, LayerStatistics(source.geometry(), options));
       held_out_.emplace(layer, LayerStatistics(source.geometry(), held_out_options));
@@ -170,6 +171,23 @@ Energies output_energies(const ActivationSource& source, const CalibrationOption
 
 }  // namespace
 
+namespace {
+
+// Of all positions of the sequences; null when neither the model nor the capture names its RoPE.
+std::shared_ptr<const RopeTable> rope_table(const ActivationSource& source,
+                                            const CalibrationOptions& options) {
+  const RopeConfig& rope =
+      options.weights != nullptr ? options.weights->config.rope : source.provenance().rope;
+  if (rope.rotary_dim == 0 || rope.rotary_dim > source.geometry().head_dim) return nullptr;
+  const auto& offsets = source.sequence_offsets();
+  size_t longest = 0;
+  for (size_t s = 0; s + 1 < offsets.size(); ++s)
+    longest = std::max(longest, offsets[s + 1] - offsets[s]);
+  return std::make_shared<const RopeTable>(make_rope_table(rope, 0, longest));
+}
+
+}  // namespace
+
 CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& options,
                             const Progress& progress) {
   check_options(options);
@@ -190,19 +208,20 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
   fit_options.group = options.group;
   fit_options.contest.sink = options.sink;
   fit_options.contest.recent = options.recent;
+  const std::shared_ptr<const RopeTable> rope = rope_table(source, options);
   const auto batches = source.layer_batches();
   size_t num_layers = 0, done = 0;
   for (const auto& batch : batches) num_layers += batch.size();
   for (const std::vector<size_t>& batch : batches) {
     const Energies energies =
         needs.output_energy ? output_energies(source, options, batch) : Energies{};
-    Collector collector(source, batch,
-                        {.outputs = needs.outputs, .mean_from_position = options.sink},
-                        {.sink = options.sink,
-                         .recent = options.recent,
-                         .logit = needs.metric_logit,
-                         .output = needs.metric_output},
-                        energies, split);
+    Collector collector(
+        source, batch, {.outputs = needs.outputs, .mean_from_position = options.sink, .rope = rope},
+        {.sink = options.sink,
+         .recent = options.recent,
+         .logit = needs.metric_logit,
+         .output = needs.metric_output},
+        energies, split);
     source.visit(batch,
                  {.outputs = needs.outputs || needs.metric_output, .log_sum_exp = needs.metrics()},
                  collector, progress);

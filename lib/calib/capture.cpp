@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "calib/activation_source.h"
+#include "model/rope.h"
 
 namespace oscar {
 namespace {
@@ -57,6 +58,7 @@ CaptureResult capture(Transformer& model, Compute compute,
   info.num_heads = static_cast<int64_t>(config.num_heads);
   info.num_kv_heads = static_cast<int64_t>(config.num_kv_heads);
   info.rope_theta = config.rope.theta;
+  info.rope_json = rope_to_json(config.rope);
   CaptureWriter writer(path, info);
   check_resumed_tokens(writer, sequences, path);
   CaptureObserver observer(writer, layers, info.has_outputs);

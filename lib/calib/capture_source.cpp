@@ -4,6 +4,7 @@
 #include "base/finite.h"
 #include "calib/activation_source.h"
 #include "model/attention.h"
+#include "model/rope.h"
 
 namespace oscar {
 namespace {
@@ -24,7 +25,8 @@ class CaptureSource : public ActivationSource {
                    info.text_sha256,
                    info.tool_version,
                    info.rope_theta,
-                   static_cast<size_t>(info.num_layers)};
+                   static_cast<size_t>(info.num_layers),
+                   rope_from_json(info.rope_json, reader.path() + ", attribute rope")};
     const auto& offsets = reader.sequence_offsets();
     OSCAR_CHECK(first_sequence + 1 < offsets.size(), reader.path(), ": only ", offsets.size() - 1,
                 " sequences, none left after a warm-up of ", first_sequence);

@@ -180,6 +180,8 @@ BundleLayer LayerFit::fit(const RecipeOptions& recipe, LayerReport& report,
   layer.v_clip = recipe.v_clip;
   if (!recipe.rotation.hadamard) warn_about_rank(recipe, layer, warnings);
   if (recipe.center_keys) layer.k_mean = mean_rows(*inputs_.calibration, &HeadStatistics::key_mean);
+  if (recipe.center_keys && inputs_.calibration->has_position_means())
+    fit_position_center(*inputs_.calibration, layer.k_position_mean, layer.k_position_offset);
   if (recipe.value_centering == ValueCentering::kAlways)
     layer.v_mean = mean_rows(*inputs_.calibration, &HeadStatistics::value_mean);
   report.layer = inputs_.layer;

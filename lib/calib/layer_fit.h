@@ -123,6 +123,12 @@ class LayerFit {
 // Means [Hkv, D] of one kind as stored.
 TensorF mean_rows(const LayerStatistics& statistics, RowSum HeadStatistics::*kind);
 
+// Position-aware centering: b and m [Hkv, D] of every head, the least-squares fit of k_t =
+// RoPE_t(b)
+// + m with a small weight on |b|^2, so that dims which hardly turn over the positions seen keep
+// their constant in m. Needs LayerStatistics::has_position_means().
+void fit_position_center(const LayerStatistics& statistics, TensorF& mean, TensorF& offset);
+
 // The contest of one layer: candidate rotations and means of every head, measured and chosen; fills
 // in rotations, value means, scale constants and the decisions.
 struct DecisionInputs {

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "linalg/moments.h"
+#include "model/rope.h"
 #include "model/transformer.h"
 
 namespace oscar {
@@ -20,12 +22,15 @@ struct StatisticsOptions {
   bool outputs = true;  // O^T O, the exact C_S; needs LayerActivations::o
   // First position that enters the means: the sink tokens before it stay in high precision.
   size_t mean_from_position = 64;
+  // Of all positions; null = unknown RoPE, no mean of the keys before it.
+  std::shared_ptr<const RopeTable> rope = nullptr;
 };
 
 // Moments of one KV head; `queries` and `outputs` take the rows of every query head of its group.
 struct HeadStatistics {
   GramSum queries, keys, values, outputs;
   RowSum key_mean, value_mean;  // positions >= mean_from_position only
+  RowSum key_position_mean;     // the same of keys turned back by their position; needs the RoPE
 };
 
 class LayerStatistics {
@@ -38,6 +43,12 @@ class LayerStatistics {
   void merge(const LayerStatistics& other);
 
   const HeadGeometry& geometry() const { return geometry_; }
+  bool has_position_means() const { return options_.rope != nullptr; }
+  // Mean of the RoPE table's rows over the positions behind the means: cosines, then sines
+  // [rotary_dim].
+  std::vector<double> mean_rope() const { return rope_rows_.mean(); }
+  // cos^2 + sin^2 of the table: the square of the attention factor.
+  double rope_energy() const;
   const HeadStatistics& head(size_t kv_head) const { return heads_[kv_head]; }
   double tokens() const;  // behind the second moments
 
@@ -45,9 +56,14 @@ class LayerStatistics {
   TensorD mean_over_heads(GramSum HeadStatistics::*kind) const;
 
  private:
+  void add_rope_rows(size_t first_position, size_t begin, size_t end);
+  void add_position_mean(const LayerActivations& activations, size_t kv_head, size_t begin,
+                         size_t end);
+
   HeadGeometry geometry_;
   StatisticsOptions options_;
   std::vector<HeadStatistics> heads_;  // [num_kv_heads]
+  RowSum rope_rows_;
 };
 
 // The rows of one KV head: of its query group in q or o [T, Hq, D], of the head itself in k or v

@@ -80,7 +80,8 @@ ArmSummary summarize(const KvArm& arm) {
   summary.encoder_k = encoder_name(k);
   summary.encoder_v = encoder_name(v);
   for (const LayerArm& layer : arm.layers) {
-    summary.centered_k = summary.centered_k || !layer.k.mean.empty();
+    summary.centered_k =
+        summary.centered_k || !layer.k.mean.empty() || !layer.k.position_mean.empty();
     summary.centered_v = summary.centered_v || !layer.v.mean.empty();
   }
   return summary;

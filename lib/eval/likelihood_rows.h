@@ -30,7 +30,8 @@ struct LikelihoodRun {
 inline constexpr const char* kNullArm = "null";
 
 // Rows in the order arm, metric, bucket. The row "kl" of all positions carries the label
-// "kl_by_window": means of the windows, in order, for paired ratios between any two arms. Throws Error when there is no record or no row.
+// "kl_by_window": means of the windows, in order, for paired ratios between any two arms. Throws
+// Error when there is no record or no row.
 std::vector<ResultRow> likelihood_rows(const LikelihoodRun& run);
 
 // Differences of mean divergence between test arms on the same windows: rows "kl_difference" of

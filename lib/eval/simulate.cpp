@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "base/statistics.h"
 #include "eval/arm_summary.h"
+#include "model/rope.h"
 
 namespace oscar {
 namespace {
@@ -171,8 +172,8 @@ ModelConfig config_of(const CaptureInfo& info) {
   config.num_kv_heads = static_cast<size_t>(info.num_kv_heads);
   config.head_dim = static_cast<size_t>(info.head_dim);
   config.hidden_size = config.num_heads * config.head_dim;
+  config.rope = rope_from_json(info.rope_json, "capture, attribute rope");
   config.rope.theta = info.rope_theta;
-  config.rope.rotary_dim = config.head_dim;
   return config;
 }
 

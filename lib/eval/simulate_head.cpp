@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/float16.h"
 #include "eval/arm_summary.h"
+#include "model/rope.h"
 #include "model/weight_matmul.h"
 
 namespace oscar {
@@ -44,17 +45,45 @@ struct StoredValues {
   std::vector<float> high_error, quantized_error;  // [D, T], minus the exact values
 };
 
-void undo_rotation(std::vector<float>& rows, const float* rotation, const float* mean,
+// What a side subtracts from its rows: a mean, and (keys) a mean before RoPE, turned to the
+// position of each row.
+class Center {
+ public:
+  Center(const SideArm* side, const HeadInput& input, const RopeConfig& rope)
+      : dim_(input.head_dim) {
+    if (side == nullptr) return;
+    mean_ = side->mean_of(input.kv_head);
+    if (const float* b = side->position_mean_of(input.kv_head); b != nullptr) {
+      for (size_t t = 0; t < input.num_tokens; ++t) rows_.insert(rows_.end(), b, b + dim_);
+      apply_rope(make_rope_table(rope, 0, input.num_tokens), {.rows = rows_.data(),
+                                                              .num_tokens = input.num_tokens,
+                                                              .num_heads = 1,
+                                                              .head_dim = dim_,
+                                                              .token_stride = dim_});
+    }
+  }
+  // rows [num_tokens, D] += sign * center.
+  void add(float sign, size_t num_tokens, std::vector<float>& rows) const {
+    for (size_t t = 0; t < num_tokens && mean_ != nullptr; ++t) {
+      for (size_t d = 0; d < dim_; ++d) rows[t * dim_ + d] += sign * mean_[d];
+    }
+    for (size_t i = 0; i < rows_.size(); ++i) rows[i] += sign * rows_[i];
+  }
+
+ private:
+  size_t dim_;
+  const float* mean_ = nullptr;  // [D]
+  std::vector<float> rows_;      // [num_tokens, D] or empty
+};
+
+void undo_rotation(std::vector<float>& rows, const float* rotation, const Center& center,
                    size_t num_tokens, size_t head_dim) {
   if (rotation != nullptr) {
     std::vector<float> plain(rows.size());
     multiply_transposed(rows.data(), num_tokens, rotation, head_dim, head_dim, plain.data());
     rows.swap(plain);
   }
-  if (mean == nullptr) return;
-  for (size_t t = 0; t < num_tokens; ++t) {
-    for (size_t d = 0; d < head_dim; ++d) rows[t * head_dim + d] += mean[d];
-  }
+  center.add(1.0F, num_tokens, rows);
 }
 
 StoredSide store_side(const float* rows, const HeadInput& input, const KvArm& arm,
@@ -62,13 +91,9 @@ StoredSide store_side(const float* rows, const HeadInput& input, const KvArm& ar
   const size_t tokens = input.num_tokens, dim = input.head_dim;
   StoredSide stored;
   const float* rotation = side == nullptr ? nullptr : side->rotation_of(input.kv_head);
-  const float* mean = side == nullptr ? nullptr : side->mean_of(input.kv_head);
+  const Center center(side, input, arm.rope);
   std::vector<float> kept(rows, rows + tokens * dim);
-  if (mean != nullptr) {
-    for (size_t t = 0; t < tokens; ++t) {
-      for (size_t d = 0; d < dim; ++d) kept[t * dim + d] -= mean[d];
-    }
-  }
+  center.add(-1.0F, tokens, kept);
   if (rotation != nullptr) {
     const std::vector<float> matrix = transposed(rotation, dim, dim);
     std::vector<float> rotated(kept.size());
@@ -90,10 +115,10 @@ StoredSide store_side(const float* rows, const HeadInput& input, const KvArm& ar
     }
   }
   if (arm.high_precision == HighPrecision::kBf16) round_to_bf16(kept.data(), kept.size());
-  undo_rotation(kept, rotation, mean, tokens, dim);
+  undo_rotation(kept, rotation, center, tokens, dim);
   stored.high = std::move(kept);
   if (!coded.empty()) {
-    undo_rotation(coded, rotation, mean, tokens, dim);
+    undo_rotation(coded, rotation, center, tokens, dim);
     stored.quantized = std::move(coded);
   }
   return stored;

@@ -104,6 +104,12 @@ BundleLayer read_layer(const Hdf5File& file, const std::string& group, const Bun
     require_shape(place, side.scale_max, *side.scale_max_out, heads, false, {});
     require_orthogonal(place, side.rotation, *side.rotation_out);
   }
+  layer.k_position_mean = read_optional<float>(place, "k_position_mean", 2);
+  layer.k_position_offset = read_optional<float>(place, "k_position_offset", 2);
+  require_shape(place, "k_position_mean", layer.k_position_mean, heads, false, {sides[0].dim});
+  require_shape(place, "k_position_offset", layer.k_position_offset, heads, false, {sides[0].dim});
+  OSCAR_CHECK(layer.k_position_mean.empty() == layer.k_position_offset.empty(), file.path(), ": ",
+              group, " has only one of k_position_mean and k_position_offset");
   layer.k_clip = read_clip(place, "k_clip");
   layer.v_clip = read_clip(place, "v_clip");
   layer.policy_json = file.string_attribute(group, "policy");
@@ -175,11 +181,9 @@ void write_optional(Hdf5File& file, const std::string& name, const Tensor<T>& te
 // and scale constants are decided layer by layer.)
 static void require_in_every_layer(const Bundle& bundle, const std::string& path) {
   const std::pair<const char*, TensorF BundleLayer::*> tensors[] = {
-      {"k_rotation", &BundleLayer::k_rotation},
-      {"v_rotation", &BundleLayer::v_rotation},
-      {"k_mean", &BundleLayer::k_mean},
-      {"k_metric", &BundleLayer::k_metric},
-      {"v_metric", &BundleLayer::v_metric}};
+      {"k_rotation", &BundleLayer::k_rotation}, {"v_rotation", &BundleLayer::v_rotation},
+      {"k_mean", &BundleLayer::k_mean},         {"k_position_mean", &BundleLayer::k_position_mean},
+      {"k_metric", &BundleLayer::k_metric},     {"v_metric", &BundleLayer::v_metric}};
   for (const auto& [name, member] : tensors) {
     int64_t with = -1, without = -1;
     for (const auto& [id, layer] : bundle.layers) ((layer.*member).empty() ? without : with) = id;
@@ -217,6 +221,8 @@ void write_bundle(const Bundle& bundle, const std::string& path) {
     write_optional(file, group + "/v_eigenvalues", layer.v_eigenvalues);
     write_optional(file, group + "/k_mean", layer.k_mean);
     write_optional(file, group + "/v_mean", layer.v_mean);
+    write_optional(file, group + "/k_position_mean", layer.k_position_mean);
+    write_optional(file, group + "/k_position_offset", layer.k_position_offset);
     write_optional(file, group + "/k_metric", layer.k_metric);
     write_optional(file, group + "/v_metric", layer.v_metric);
     write_optional(file, group + "/k_scale_max", layer.k_scale_max);

@@ -8,12 +8,16 @@
 //                    tokens, sequence_length, approximate
 //   /layers/<id>/    one group a layer, <id> the decimal global layer index
 //     k_rotation, v_rotation     float32 [1 or num_kv_heads, D, D]; row-vector convention x' = x R;
-//     absent = identity k_eigenvalues, v_eigenvalues float64 [1 or num_kv_heads, D], ascending; may
-//     be absent k_mean, v_mean             float32 [num_kv_heads, D]; absent = not centered
+//                                absent = identity
+//     k_eigenvalues, v_eigenvalues  float64 [1 or num_kv_heads, D], ascending; may be absent
+//     k_mean, v_mean             float32 [num_kv_heads, D]; absent = not centered
+//     k_position_mean, k_position_offset  float32 [num_kv_heads, D]: b and m of position-aware
+//                                centering, keys k_t minus RoPE_t(b) + m; both or none
 //     k_metric, v_metric         float32 [num_kv_heads, D, D]: M_A or M_O, and M_V, in unrotated
-//     coordinates; absent = no feedback encoder k_scale_max, v_scale_max   float32 [num_kv_heads]:
-//     log-8 scale constants; may be absent attributes k_clip, v_clip (float64), policy (JSON text:
-//     decisions of the contest), held_out (JSON text: its numbers)
+//                                coordinates; absent = no feedback encoder
+//     k_scale_max, v_scale_max   float32 [num_kv_heads]: log-8 scale constants; may be absent
+//     attributes k_clip, v_clip (float64), policy (JSON text: decisions of the contest), held_out
+//                                (JSON text: its numbers)
 #pragma once
 
 #include <cstdint>
@@ -31,6 +35,7 @@ struct BundleLayer {
   TensorF k_mean, v_mean;      // [Hkv, D], empty = not centered
   TensorF k_metric, v_metric;  // [Hkv, D, D], empty = none
   TensorF k_scale_max, v_scale_max;
+  TensorF k_position_mean, k_position_offset;  // [Hkv, D], empty = none
   double k_clip = 0.0, v_clip = 0.0;
   std::string policy_json = "{}";
   std::string held_out_json = "{}";

@@ -38,6 +38,7 @@ std::string first_difference(const CaptureInfo& a, const CaptureInfo& b) {
   if (a.num_heads != b.num_heads) return "num_heads";
   if (a.num_kv_heads != b.num_kv_heads) return "num_kv_heads";
   if (a.rope_theta != b.rope_theta) return "rope_theta";
+  if (a.rope_json != b.rope_json) return "rope";
   if (a.bf16 != b.bf16) return "dtype";
   if (a.has_outputs != b.has_outputs) return "has_outputs";
   return {};

@@ -3,7 +3,8 @@
 //
 // Schema (format "oscar-capture", version 1):
 //   /                 attributes as in bundle.h5 where they apply (model, tokenizer and text
-//   hashes, tool version, options, geometry, rope_theta), dtype ("bf16" | "f32"),
+//   hashes, tool version, options, geometry, rope_theta), rope (JSON text, may be
+//                     absent), dtype ("bf16" | "f32"),
 //                     sequences_complete (int64): how many sequences are whole in every layer; a
 //                     file under its final name is complete
 //   /token_ids        int32 [T];   /positions int32 [T];   /sequence_offsets int64 [num_sequences +
@@ -25,6 +26,7 @@ struct CaptureInfo {
   std::string options_json = "{}";
   int64_t head_dim = 0, num_layers = 0, num_heads = 0, num_kv_heads = 0;
   double rope_theta = 0.0;
+  std::string rope_json;  // all constants (model/rope.h); empty = not known (earlier versions)
   bool bf16 = true;
   bool has_outputs = false;
 };

@@ -54,6 +54,7 @@ void write_capture_info(Hdf5File& file, const CaptureInfo& info) {
   file.write_attribute("/", "num_heads", info.num_heads);
   file.write_attribute("/", "num_kv_heads", info.num_kv_heads);
   file.write_attribute("/", "rope_theta", info.rope_theta);
+  if (!info.rope_json.empty()) file.write_attribute("/", "rope", info.rope_json);
   file.write_attribute("/", "dtype", std::string(info.bf16 ? "bf16" : "f32"));
   file.write_attribute("/", "has_outputs", static_cast<int64_t>(info.has_outputs ? 1 : 0));
   file.write_attribute("/", "sequences_complete", static_cast<int64_t>(0));
@@ -73,6 +74,7 @@ CaptureInfo read_capture_info(const Hdf5File& file) {
   info.num_heads = file.int_attribute("/", "num_heads");
   info.num_kv_heads = file.int_attribute("/", "num_kv_heads");
   info.rope_theta = file.double_attribute("/", "rope_theta");
+  if (file.has_attribute("/", "rope")) info.rope_json = file.string_attribute("/", "rope");
   const std::string dtype = file.string_attribute("/", "dtype");
   OSCAR_CHECK(dtype == "bf16" || dtype == "f32", file.path(),
               ": attribute dtype: expected bf16 or f32, got ", dtype);

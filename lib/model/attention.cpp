@@ -53,11 +53,30 @@ const PairKernels* choose_pairs(const KvCache::State& state, Compute compute) {
 struct Queries {
   AlignedBuffer<float> scaled;
   AlignedBuffer<uint32_t> pairs;
+  std::vector<float> positions;
 };
 
 // out[i] = x[i] * factor.
 void scale(const float* x, size_t count, float factor, float* out) {
   for (size_t i = 0; i < count; ++i) out[i] = x[i] * factor;
+}
+
+// The part of the scores that position-aware centering puts back (QueryTile::position_queries);
+// left empty where keys are not centered so.
+void load_position_queries(const Call& call, size_t head, size_t begin, size_t count,
+                           std::vector<float>& out) {
+  const KvCache::State& state = call.state;
+  out.clear();
+  const float* mean = state.position_mean(call.layer, head);
+  if (mean == nullptr) return;
+  const size_t rotary_dim = state.arm->rope.rotary_dim, group = state.group_size;
+  out.resize(count * group * rotary_dim);
+  for (size_t r = 0; r < count * group; ++r) {
+    const float* query =
+        call.q +
+        ((begin + r / group) * state.num_heads + head * group + r % group) * state.head_dim;
+    position_query(query, mean, rotary_dim, call.score_scale(), out.data() + r * rotary_dim);
+  }
 }
 
 // Queries of tokens [begin, begin + count) of the call for one KV head, rotated: scaled [count *
@@ -66,6 +85,7 @@ void load_queries(const Call& call, size_t head, size_t begin, size_t count, Que
   const KvCache::State& state = call.state;
   const size_t dim = state.head_dim, width = call.width(), group = state.group_size;
   const size_t rows = count * group;
+  load_position_queries(call, head, begin, count, out.positions);
   const auto source = [&](size_t i) {
     return call.q + ((begin + i) * state.num_heads + head * group) * dim;
   };
@@ -137,6 +157,10 @@ void store_outputs(const Call& call, size_t head, size_t begin, size_t count,
     for (size_t d = 0; key_mean != nullptr && d < state.head_dim; ++d) {
       constant += static_cast<double>(call.q[query * state.head_dim + d]) * key_mean[d];
     }
+    if (const float* mean = state.position_mean(call.layer, head); mean != nullptr) {
+      constant += unrotated_product(call.q + query * state.head_dim, mean,
+                                    state.arm->rope.rotary_dim, state.head_dim);
+    }
     call.lse[query] = static_cast<float>(
         (total.max_score[r] + std::log2(static_cast<double>(total.sum[r]))) * std::numbers::ln2 +
         constant * score_scale);
@@ -152,6 +176,8 @@ QueryTile make_tile(const Call& call, size_t begin, size_t count, Queries& queri
           .queries = queries.scaled.data(),
           .query_pairs = call.pairs == nullptr ? nullptr : queries.pairs.data(),
           .pair_scale = call.score_scale(),
+          .position_queries = queries.positions.empty() ? nullptr : queries.positions.data(),
+          .position_dim = call.state.arm->rope.rotary_dim,
           .sink = call.state.arm->windows.sink,
           .key_end = call.plan.ends[kKeySide].data() + begin,
           .value_end = call.plan.ends[kValueSide].data() + begin};

@@ -133,6 +133,8 @@ void BlockReader::dequantize(Side side, size_t head, size_t block, float* out) c
 
 KeyBlock BlockReader::read(size_t head, size_t block, float* storage) const {
   KeyBlock view{.index = block};
+  if (state_.position_mean(layer_, head) != nullptr)
+    view.positions = state_.rope_panels.panel(block);
   const size_t key_floats = state_.head_dim * kKeyBlock;
   const size_t value_floats = padded_width(state_.head_dim) * kKeyBlock;
   const auto next = [&storage](size_t floats) {

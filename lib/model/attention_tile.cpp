@@ -169,6 +169,12 @@ void attend_block(const QueryTile& tile, const KeyBlock& block, SoftmaxState& st
     const SideUse values =
         side_use(tile.value_end + first, count, tile.sink, block_begin, visible.data());
     score(tile, block, keys, first_row, rows, padded_width(num_keys), buffers);
+    if (tile.position_queries != nullptr) {
+      attention_kernels().gemm(rows, padded_width(num_keys), tile.position_dim,
+                               tile.position_queries + first_row * tile.position_dim,
+                               tile.position_dim, block.positions, kKeyBlock, buffers.scores.data(),
+                               kKeyBlock, true);
+    }
     float* out = state.out.data() + first_row * tile.width;
     attention_kernels().softmax({.num_rows = rows,
                                  .width = padded_width(num_keys),

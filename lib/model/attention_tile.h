@@ -20,8 +20,9 @@ struct KeyBlock {
   const float* keys_high = nullptr;         // [D, 64]
   const uint32_t* keys_bf16 = nullptr;      // [D / 2, 64]
   const float* keys_dequantized = nullptr;  // [D, 64]
-  const float* values_high = nullptr;       // [64, width]
-  const uint32_t* values_bf16 = nullptr;    // [32, width]
+  const float* positions = nullptr;       // [position_dim, 64] where keys are centered by position
+  const float* values_high = nullptr;     // [64, width]
+  const uint32_t* values_bf16 = nullptr;  // [32, width]
   const float* values_dequantized = nullptr;
 };
 
@@ -37,7 +38,11 @@ struct QueryTile {
   // [num_tokens * group_size, D / 2] rotated, rounded to bf16, in pairs: bf16 rows are multiplied
   // in bf16, the weights rounded too. Null: everything in float32. Needs D == width.
   const uint32_t* query_pairs = nullptr;
-  float pair_scale = 1.0F;            // D^-0.5 log2(e)
+  float pair_scale = 1.0F;  // D^-0.5 log2(e)
+  // Position-aware centering: [num_tokens * group_size, position_dim], added to the scores times
+  // KeyBlock::positions; null = none.
+  const float* position_queries = nullptr;
+  size_t position_dim = 0;
   size_t sink = 0;                    // keys below are always high precision
   const size_t* key_end = nullptr;    // [num_tokens] keys sink <= j < key_end[i] are dequantized
   const size_t* value_end = nullptr;  // [num_tokens] the same for values

@@ -85,7 +85,10 @@ void check(const ModelConfig& config, const std::string& where) {
               " attention heads are not a multiple of ", config.num_kv_heads, " key-value heads");
   OSCAR_CHECK(std::isfinite(config.rms_norm_eps) && config.rms_norm_eps > 0.0, where,
               ": RMSNorm epsilon: expected a positive number, got ", config.rms_norm_eps);
-  const RopeConfig& rope = config.rope;
+  check(config.rope, where);
+}
+
+void check(const RopeConfig& rope, const std::string& where) {
   OSCAR_CHECK(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0, where,
               ": rotary width: expected an even number, got ", rope.rotary_dim);
   const auto positive = [&](const char* name, double value) {

@@ -51,6 +51,7 @@ ModelConfig config_from_folder(const std::string& folder);  // reads folder/conf
 // Throws Error (messages start with `where`) unless the sizes are positive and sane, heads divide,
 // the rotary width is even and the RoPE constants are finite and positive.
 void check(const ModelConfig& config, const std::string& where);
+void check(const RopeConfig& rope, const std::string& where);
 
 // Angular frequencies per pair, [rotary_dim / 2], in double (formats.md 11).
 std::vector<double> rope_frequencies(const RopeConfig& rope);

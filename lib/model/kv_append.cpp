@@ -52,11 +52,22 @@ void store_rows(KvCache::State& state, size_t layer, size_t num_tokens, const fl
     }
     std::vector<float> stored[2];
     std::vector<float> rotated(count * width);
+    std::vector<float> centered;
     for (const Side side : {kKeySide, kValueSide}) {
       const PreparedSide& prepared = (*state.prepared)[layer].sides[side];
       stored[side].resize(count * row);
       for (size_t head = 0; head < state.num_kv_heads; ++head) {
-        rotate_rows(sources[side] + head * state.head_dim, row, count, state.head_dim,
+        const float* source = sources[side] + head * state.head_dim;
+        size_t stride = row;
+        if (side == kKeySide && state.position_mean(layer, head) != nullptr) {
+          centered.resize(count * state.head_dim);
+          subtract_position_mean(state.rope_panels.panel(begin / kPageTokens),
+                                 state.arm->rope.rotary_dim, begin, source, row, count,
+                                 state.head_dim, state.position_mean(layer, head), centered.data());
+          source = centered.data();
+          stride = state.head_dim;
+        }
+        rotate_rows(source, stride, count, state.head_dim,
                     state.side_arm(layer, side).mean_of(head),
                     prepared.rotated ? prepared.rotation[head] : nullptr, rotated.data());
         for (size_t i = 0; i < count; ++i) {
@@ -77,6 +88,8 @@ WindowPlan begin_append(KvCache::State& state, size_t layer, size_t num_tokens, 
   check_finite(state, layer, num_tokens, k, "key");
   check_finite(state, layer, num_tokens, v, "value");
   WindowPlan plan = plan_windows(state, layer, num_tokens);
+  if (state.position_mean(layer, 0) != nullptr)
+    state.rope_panels.extend(state.arm->rope, state.layers[layer].length + num_tokens);
   store_rows(state, layer, num_tokens, k, v);
   state.layers[layer].length += num_tokens;
   if (state.arm->quantized) {

@@ -21,6 +21,11 @@ void check_side(const SideArm& side, const std::string& where, const ModelConfig
     OSCAR_CHECK(side.mean.shape == Shape({heads, width}), where, ": mean has shape ",
                 to_string(side.mean.shape), ", expected [", heads, ", ", width, "]");
   }
+  if (!side.position_mean.empty()) {
+    OSCAR_CHECK(side.position_mean.shape == Shape({heads, width}), where,
+                ": position mean has shape ", to_string(side.position_mean.shape), ", expected [",
+                heads, ", ", width, "]");
+  }
   OSCAR_CHECK(side.codecs.size() == 1 || side.codecs.size() == heads, where, ": ",
               side.codecs.size(), " codecs, expected 1 or ", heads);
   for (const auto& codec : side.codecs) {
@@ -48,6 +53,13 @@ void check(const KvArm& arm, const ModelConfig& config) {
     const std::string where = cat("arm ", arm.name, ", layer ", layer);
     check_side(arm.layers[layer].k, where + ", keys", config);
     check_side(arm.layers[layer].v, where + ", values", config);
+    OSCAR_CHECK(arm.layers[layer].v.position_mean.empty(), where,
+                ", values: values have no position to be centered by");
+    const size_t rotary_dim = arm.rope.rotary_dim;
+    OSCAR_CHECK(arm.layers[layer].k.position_mean.empty() ||
+                    (rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= config.head_dim),
+                where, ", keys: centered by position with a rotary width of ", rotary_dim,
+                ", expected an even one up to ", config.head_dim);
   }
   if (arm.windows.mode != WindowMode::kServing) return;
   const size_t flush = flush_block(arm);

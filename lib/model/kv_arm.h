@@ -26,12 +26,17 @@ struct SideArm {
   TensorF rotation;  // [1 or Hkv, D, D], empty = identity; x' = (x - mean) R
   TensorF
       mean;  // [Hkv, D], empty = none. K: nothing is added back; V: added once to the head's output
+  // Keys only, besides mean: [Hkv, D] mean before RoPE, see kv_position.h. Empty = none.
+  TensorF position_mean;
   std::vector<std::shared_ptr<const Codec>> codecs;  // size 1 (shared) or Hkv
   const Codec& codec(size_t kv_head) const { return *codecs[codecs.size() == 1 ? 0 : kv_head]; }
   const float* rotation_of(size_t kv_head) const {
     return rotation.empty() ? nullptr : rotation.at(rotation.shape[0] == 1 ? 0 : kv_head);
   }
   const float* mean_of(size_t kv_head) const { return mean.empty() ? nullptr : mean.at(kv_head); }
+  const float* position_mean_of(size_t kv_head) const {
+    return position_mean.empty() ? nullptr : position_mean.at(kv_head);
+  }
 };
 
 struct LayerArm {
@@ -50,6 +55,7 @@ struct KvArm {
   HighPrecision high_precision = HighPrecision::kBf16;
   WindowSpec windows;
   std::vector<LayerArm> layers;  // [num_layers] when quantized
+  RopeConfig rope;               // of the model, where keys have a position_mean
   std::string bundle_sha256;     // of the file behind it, empty = none
   double bits_nominal = 16.0;    // INT2 rows without windows
 };
@@ -95,7 +101,8 @@ struct ArmOptions {
 //   oscar-light, oscar-lean, oscar-best   best_recipe.md, "The named recipes"
 // Steps are changed by suffixes, each after a colon, in any order; "k." or "v." in front restricts
 // one to a side:
-//   no-centering no-v-centering centered   no-rotation h-only block-hadamard
+//   no-centering no-v-centering centered   k.position (experimental: keys centered by position)
+//   no-rotation h-only block-hadamard
 //   rtn feedback no-feedback identity-metric damping=X   no-gain plain-gain metric-gain
 //   grid-start metric-grid-start clip-start sweeps=N refits=N
 //   multipliers=1|3|5|F/F/...   refit-multipliers=F/F/...   no-clip clip=X grid-clip

@@ -13,6 +13,7 @@ namespace {
 struct BundleSide {
   const TensorF& rotation;
   const TensorF& mean;
+  const TensorF *position_mean, *position_offset;  // null for values
   const TensorF& metric;
   const TensorF& scale_max;
   double clip;
@@ -20,9 +21,16 @@ struct BundleSide {
 
 BundleSide bundle_side(const BundleLayer& layer, bool keys) {
   if (keys) {
-    return {layer.k_rotation, layer.k_mean, layer.k_metric, layer.k_scale_max, layer.k_clip};
+    return {layer.k_rotation,
+            layer.k_mean,
+            &layer.k_position_mean,
+            &layer.k_position_offset,
+            layer.k_metric,
+            layer.k_scale_max,
+            layer.k_clip};
   }
-  return {layer.v_rotation, layer.v_mean, layer.v_metric, layer.v_scale_max, layer.v_clip};
+  return {layer.v_rotation, layer.v_mean,      nullptr,     nullptr,
+          layer.v_metric,   layer.v_scale_max, layer.v_clip};
 }
 
 void check_bundle(const std::string& arm, const ModelConfig& config, const ArmOptions& options,
@@ -146,7 +154,16 @@ SideArm build_side(const std::string& where, const SideRecipe& recipe, const Bun
   } else if (recipe.rotation == RotationKind::kBundle) {
     side.rotation = bundle->rotation;
   }
-  if (recipe.centering != SideRecipe::Centering::kNever) {
+  if (recipe.centering == SideRecipe::Centering::kPosition) {
+    OSCAR_CHECK(!bundle->position_mean->empty(), where,
+                ": the bundle has no key mean before RoPE, which k.position needs (calibrate a "
+                "recipe with centered keys, from the model or from a capture that names its RoPE)");
+    OSCAR_CHECK(config.rope.rotary_dim > 0, where,
+                ": the RoPE of the model is not known, which k.position needs (a capture of an "
+                "earlier version does not name it: capture again)");
+    side.position_mean = *bundle->position_mean;
+    side.mean = *bundle->position_offset;
+  } else if (recipe.centering != SideRecipe::Centering::kNever) {
     OSCAR_CHECK(recipe.centering == SideRecipe::Centering::kWhereDecided || !bundle->mean.empty(),
                 where, ": the bundle has no mean, which a centered arm needs");
     side.mean = bundle->mean;
@@ -211,12 +228,15 @@ std::string describe_side(const std::vector<LayerArm>& layers, SideArm LayerArm:
   const CodecSpec& spec = side.codec(0).spec();
   size_t centered = 0;
   for (const LayerArm& layer : layers) centered += (layer.*member).mean.empty() ? 0 : 1;
+  const bool by_position = !side.position_mean.empty();
   std::string text = cat("INT", spec.bits, " group ", spec.group == 0 ? spec.head_dim : spec.group,
                          spec.axis == GroupAxis::kTokens ? " tokens" : "");
   text += side.rotation.empty()         ? ", not rotated"
           : side.rotation.shape[0] == 1 ? ", rotated"
                                         : ", rotated per head";
-  if (centered > 0) {
+  if (by_position) {
+    text += ", centered by position";
+  } else if (centered > 0) {
     text += centered == layers.size() ? ", centered"
                                       : cat(", centered in ", centered, " of ", layers.size());
   }
@@ -257,6 +277,7 @@ KvArm make_arm(const std::string& name, const ModelConfig& config, const ArmOpti
     choose_metadata(recipe.k, bundle, true);
     choose_metadata(recipe.v, bundle, false);
   }
+  if (recipe.k.centering == SideRecipe::Centering::kPosition) arm.rope = config.rope;
   arm.layers.resize(config.num_layers);
   parallel_for(config.num_layers, [&](size_t layer) {
     for (const bool keys : {true, false}) {

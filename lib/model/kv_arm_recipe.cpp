@@ -200,6 +200,7 @@ const std::map<std::string, SideChange>& side_suffixes() {
   static const std::map<std::string, SideChange> table = {
       {"no-centering", [](SideRecipe& s, const Suffix&) { s.centering = Centering::kNever; }},
       {"centered", [](SideRecipe& s, const Suffix&) { s.centering = Centering::kAlways; }},
+      {"position", [](SideRecipe& s, const Suffix&) { s.centering = Centering::kPosition; }},
       {"no-rotation", [](SideRecipe& s, const Suffix&) { s.rotation = RotationKind::kIdentity; }},
       {"h-only", [](SideRecipe& s, const Suffix&) { s.rotation = RotationKind::kHadamard; }},
       {"block-hadamard", [](SideRecipe& s, const Suffix&) { s.block_hadamard = true; }},
@@ -341,6 +342,8 @@ ArmRecipe parse_arm(const std::string& name, const ArmOptions& options) {
     apply(arm, name, name.substr(begin + 1, end - begin - 1));
     begin = end;
   }
+  OSCAR_CHECK(arm.v.centering != Centering::kPosition, "arm ", name,
+              ": values have no position, expected k.position");
   return arm;
 }
 

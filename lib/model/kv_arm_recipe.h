@@ -14,7 +14,9 @@ struct SideRecipe {
   RotationKind rotation = RotationKind::kIdentity;
   bool block_hadamard = false;  // allow I (x) H_b for a width that is not a power of two
   // Subtract the bundle's mean: always (refused when absent), or where the bundle has decided so.
-  enum class Centering { kNever, kWhereDecided, kAlways } centering = Centering::kNever;
+  // kPosition: keys only, the mean before RoPE, turned to each position.
+  enum class Centering { kNever, kWhereDecided, kAlways, kPosition };
+  Centering centering = Centering::kNever;
   bool clip_from_bundle = false;
   bool identity_metric = false;  // M = I in place of the bundle's metric
   double damping = 0.01;

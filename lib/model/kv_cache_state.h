@@ -12,6 +12,7 @@
 #include "base/float16.h"
 #include "model/attention_kernels.h"
 #include "model/kv_cache.h"
+#include "model/kv_position.h"
 #include "model/packed_rows.h"
 
 namespace oscar {
@@ -76,6 +77,7 @@ struct KvCache::State {
   std::shared_ptr<const std::vector<PreparedLayer>> prepared;  // [num_layers], empty vector when
                                                                // not quantized
   std::vector<LayerCache> layers;
+  RopePanels rope_panels;  // covers all positions where the arm centers keys by position
   bool append_as_decode = false;
   size_t tokens_int2_read = 0;  // layer 0
   EncodeStats encode;
@@ -85,6 +87,11 @@ struct KvCache::State {
   size_t page_head_size() const { return kPageTokens * head_dim / (bf16() ? 2 : 1); }
   const SideArm& side_arm(size_t layer, Side side) const {
     return side == kKeySide ? arm->layers[layer].k : arm->layers[layer].v;
+  }
+
+  // Mean before RoPE of a head's keys, null without position-aware centering.
+  const float* position_mean(size_t layer, size_t kv_head) const {
+    return arm->quantized ? arm->layers[layer].k.position_mean_of(kv_head) : nullptr;
   }
 
   // Makes sure that the pages for positions [begin, end) exist and belong to this cache alone.

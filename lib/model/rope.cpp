@@ -90,7 +90,11 @@ RopeTable make_rope_table(const RopeConfig& rope, size_t first_position, size_t 
   return table;
 }
 
-void apply_rope(const RopeTable& table, const RopeRows& rows) {
+namespace {
+
+// Calls turn(low, high, cos, sin, half) for every head of every token.
+template <class Turn>
+void for_each_pair_row(const RopeTable& table, const RopeRows& rows, const Turn& turn) {
   OSCAR_CHECK(
       rows.first_position >= table.first_position &&
           rows.first_position + rows.num_tokens <= table.first_position + table.num_positions,
@@ -101,18 +105,39 @@ void apply_rope(const RopeTable& table, const RopeRows& rows) {
   const size_t half = table.rotary_dim / 2;
   for (size_t t = 0; t < rows.num_tokens; ++t) {
     const size_t entry = (rows.first_position - table.first_position + t) * half;
-    const float* __restrict cos = table.cos.data() + entry;
-    const float* __restrict sin = table.sin.data() + entry;
     for (size_t h = 0; h < rows.num_heads; ++h) {
-      float* __restrict low = rows.rows + t * rows.token_stride + h * rows.head_dim;
-      float* __restrict high = low + half;
-      for (size_t i = 0; i < half; ++i) {
-        const float a = low[i], b = high[i];
-        low[i] = a * cos[i] - b * sin[i];
-        high[i] = b * cos[i] + a * sin[i];
-      }
+      float* const low = rows.rows + t * rows.token_stride + h * rows.head_dim;
+      turn(low, low + half, table.cos.data() + entry, table.sin.data() + entry, half);
     }
   }
+}
+
+}  // namespace
+
+void apply_rope(const RopeTable& table, const RopeRows& rows) {
+  for_each_pair_row(table, rows,
+                    [](float* __restrict low, float* __restrict high, const float* __restrict cos,
+                       const float* __restrict sin, size_t half) {
+                      for (size_t i = 0; i < half; ++i) {
+                        const float a = low[i], b = high[i];
+                        low[i] = a * cos[i] - b * sin[i];
+                        high[i] = b * cos[i] + a * sin[i];
+                      }
+                    });
+}
+
+void undo_rope(const RopeTable& table, const RopeRows& rows) {
+  for_each_pair_row(table, rows,
+                    [](float* __restrict low, float* __restrict high, const float* __restrict cos,
+                       const float* __restrict sin, size_t half) {
+                      for (size_t i = 0; i < half; ++i) {
+                        const float a = low[i], b = high[i];
+                        // The table's cos and sin carry the attention factor.
+                        const float norm = cos[i] * cos[i] + sin[i] * sin[i];
+                        low[i] = (a * cos[i] + b * sin[i]) / norm;
+                        high[i] = (b * cos[i] - a * sin[i]) / norm;
+                      }
+                    });
 }
 
 }  // namespace oscar

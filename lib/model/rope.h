@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "model/config.h"
@@ -25,5 +26,12 @@ struct RopeRows {
 };
 // Dims >= rotary_dim pass through. Throws Error when the table does not cover the positions.
 void apply_rope(const RopeTable& table, const RopeRows& rows);
+// The inverse: rows after RoPE as they were before it (the attention factor included).
+void undo_rope(const RopeTable& table, const RopeRows& rows);
+
+// All constants as one JSON object, for files that carry them, and back. `where` starts messages;
+// throws Error naming the field. The text is empty for an unknown RoPE (rotary_dim 0).
+std::string rope_to_json(const RopeConfig& rope);
+RopeConfig rope_from_json(const std::string& text, const std::string& where);
 
 }  // namespace oscar
