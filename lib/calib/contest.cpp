@@ -147,6 +147,8 @@ std::vector<float> HeadContest::stored_error(const std::vector<float>& rows, con
   std::vector<float> x(rows.begin() + static_cast<std::ptrdiff_t>(first * dim),
                        rows.begin() + static_cast<std::ptrdiff_t>((first + count) * dim));
   for (size_t i = 0; i < x.size() && form.mean != nullptr; ++i) x[i] -= form.mean[i % dim];
+  for (size_t i = 0; i < x.size() && form.position_rows != nullptr; ++i)
+    x[i] -= form.position_rows[first * dim + i];
   std::vector<float> rotated = x;
   if (form.rotation != nullptr)
     blas::multiply(x.data(), dim, form.rotation, dim, count, dim, dim, 0.0F, rotated.data(), dim);

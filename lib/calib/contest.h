@@ -38,8 +38,10 @@ ContestData contest_data(const ActivationRows& rows, const HeadGeometry& geometr
 struct StoredForm {
   const float* rotation = nullptr;  // [D, D], null = identity
   const float* mean = nullptr;      // [D], null = not centered
-  CodecSpec codec;
-  std::shared_ptr<const EncoderMetric> metric;
+  // [num_tokens, D] subtracted besides (position-aware centering), null = nothing.
+  const float* position_rows = nullptr;
+  CodecSpec codec = {};
+  std::shared_ptr<const EncoderMetric> metric = nullptr;
 };
 
 // Error energy of the projected attention output, summed over the heads of the group, per query

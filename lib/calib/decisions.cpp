@@ -5,6 +5,7 @@
 #include "base/parallel.h"
 #include "calib/layer_fit.h"
 #include "linalg/eigen.h"
+#include "model/rope.h"
 
 namespace oscar {
 namespace {
@@ -24,6 +25,7 @@ struct Outcome {
   HeadDecision decision;
   const float* rotation = nullptr;
   bool centered = false;
+  bool by_position = false;  // keys: position-aware centering does better than the mean
   double largest_scale = 0.0;
 };
 
@@ -66,7 +68,9 @@ class HeadDecider {
     std::vector<Candidate> candidates;
     for (const auto& [name, rotation] : rotations(true))
       candidates.push_back({name, form(true, rotation, mean)});
-    return choose(candidates, true, mean);
+    Outcome outcome = choose(candidates, true, mean);
+    if (!layer_.k_position_mean.empty()) compare_with_position(outcome);
+    return outcome;
   }
 
   // Rotations without the mean, then with it, as far as the recipe leaves the choice.
@@ -99,7 +103,8 @@ class HeadDecider {
 
   StoredForm form(bool keys, const float* rotation, const float* mean) const {
     const int dim = static_cast<int>(inputs_.contest->geometry.head_dim);
-    StoredForm result{rotation, mean, contest_codec(*inputs_.recipe, keys, dim), nullptr};
+    StoredForm result{
+        .rotation = rotation, .mean = mean, .codec = contest_codec(*inputs_.recipe, keys, dim)};
     if (result.codec.encoder == Encoder::kFeedback)
       result.metric = encoder_metric(keys ? layer_.k_metric : layer_.v_metric, head_, rotation);
     return result;
@@ -156,7 +161,7 @@ class HeadDecider {
   void compare_with_centered(const ContestError& chosen, bool keys, const float* mean,
                              double energy, HeadDecision& decision) const {
     const TensorF& rotation = keys ? layer_.k_rotation : layer_.v_rotation;
-    StoredForm plain{rotation.at(rotation.extent(0) == 1 ? 0 : head_), mean, {}, nullptr};
+    StoredForm plain{.rotation = rotation.at(rotation.extent(0) == 1 ? 0 : head_), .mean = mean};
     plain.codec.clip_ratio = keys ? layer_.k_clip : layer_.v_clip;
     const ContestError reference = error(keys, plain);
     const Paired difference = paired(chosen.per_query, reference.per_query, energy);
@@ -164,6 +169,29 @@ class HeadDecider {
     decision.centered_error = energy > 0.0 ? reference.sum() / energy : 0.0;
     decision.centered_difference = difference.difference;
     decision.centered_se = difference.standard_error;
+  }
+
+  // Position-aware centering under the chosen rotation; log-8 constants must hold for both.
+  void compare_with_position(Outcome& outcome) const {
+    const size_t dim = inputs_.contest->geometry.head_dim, tokens = inputs_.contest->num_tokens;
+    std::vector<float> rows;
+    for (size_t t = 0; t < tokens; ++t)
+      rows.insert(rows.end(), layer_.k_position_mean.at(head_),
+                  layer_.k_position_mean.at(head_) + dim);
+    apply_rope(*inputs_.rope, {.rows = rows.data(),
+                               .num_tokens = tokens,
+                               .num_heads = 1,
+                               .head_dim = dim,
+                               .token_stride = dim});
+    StoredForm stored = form(true, outcome.rotation, layer_.k_position_offset.at(head_));
+    stored.position_rows = rows.data();
+    const ContestError position = error(true, stored);
+    const double energy = contest_.output_energy();
+    outcome.decision.position_error = energy > 0.0 ? position.sum() / energy : 0.0;
+    outcome.by_position =
+        outcome.decision.position_error < outcome.decision.entries[outcome.decision.chosen].error;
+    if (outcome.by_position)
+      outcome.largest_scale = std::max(outcome.largest_scale, position.largest_scale);
   }
 
   const DecisionInputs& inputs_;
@@ -227,6 +255,11 @@ void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerRe
     if (v[h].centered) {
       std::copy_n(inputs.v_mean.at(h), inputs.v_mean.extent(1), v_mean.at(h));
       any_centered = true;
+    }
+    if (!layer.k_position_mean.empty() && !k[h].by_position) {
+      const size_t dim = layer.k_mean.extent(1);
+      std::fill_n(layer.k_position_mean.at(h), dim, 0.0F);
+      std::copy_n(layer.k_mean.at(h), dim, layer.k_position_offset.at(h));
     }
     report.k_decisions.push_back(k[h].decision);
     report.v_decisions.push_back(v[h].decision);

@@ -36,6 +36,7 @@ json to_json(const std::vector<HeadDecision>& decisions) {
                      {"centered_recipe", decision.centered_error},
                      {"minus_centered_recipe", decision.centered_difference},
                      {"minus_centered_recipe_se", decision.centered_se}});
+    if (decision.position_error >= 0.0) heads.back()["by_position"] = decision.position_error;
   }
   return heads;
 }
@@ -228,9 +229,12 @@ void LayerFit::decide(const RecipeOptions& recipe, BundleLayer& layer, LayerRepo
                            " tokens; shared rotations, values not centered"));
     return;
   }
-  const DecisionInputs inputs{&*contest_, inputs_.energy.get(), &recipe,
+  const DecisionInputs inputs{&*contest_,
+                              inputs_.energy.get(),
+                              &recipe,
                               rotation_candidates(recipe),
-                              mean_rows(*inputs_.calibration, &HeadStatistics::value_mean)};
+                              mean_rows(*inputs_.calibration, &HeadStatistics::value_mean),
+                              inputs_.calibration->rope()};
   decide_by_contest(inputs, layer, report);
   const LayerComparison both =
       sum(minus_centered(report.k_decisions), minus_centered(report.v_decisions));

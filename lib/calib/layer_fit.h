@@ -39,6 +39,8 @@ struct HeadDecision {
   double error = 0.0;           // the chosen form with the encoder of the recipe's arm
   double centered_error = 0.0;  // recipe `centered` (rounding to nearest) on the same rows
   double centered_difference = 0.0, centered_se = 0.0;  // error - centered_error, paired
+  // Keys: the chosen form centered by position; negative = not measured.
+  double position_error = -1.0;
 };
 
 // One side of one layer against the recipe `centered`: mean over heads; the error takes the heads
@@ -136,8 +138,10 @@ struct DecisionInputs {
   const OutputEnergy* energy = nullptr;
   const RecipeOptions* recipe = nullptr;
   std::vector<RotationCandidate> rotations;
-  TensorF v_mean;  // [Hkv, D]
+  TensorF v_mean;                   // [Hkv, D]
+  const RopeTable* rope = nullptr;  // where the layer has position means
 };
+// Heads whose keys position-aware centering does not help get b = 0 and the plain mean as m.
 void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report);
 
 }  // namespace oscar

@@ -44,6 +44,7 @@ class LayerStatistics {
 
   const HeadGeometry& geometry() const { return geometry_; }
   bool has_position_means() const { return options_.rope != nullptr; }
+  const RopeTable* rope() const { return options_.rope.get(); }
   // Mean of the RoPE table's rows over the positions behind the means: cosines, then sines
   // [rotary_dim].
   std::vector<double> mean_rope() const { return rope_rows_.mean(); }

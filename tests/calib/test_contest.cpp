@@ -79,7 +79,7 @@ TEST_CASE("contest errors are those of attention over the stored rows") {
   const std::vector<float> mean(16, 0.3F);
   CodecSpec codec;
   codec.head_dim = 16;
-  const StoredForm form{rotation.data(), mean.data(), codec, nullptr};
+  const StoredForm form{.rotation = rotation.data(), .mean = mean.data(), .codec = codec};
   const HeadContest contest(data, energy, 1);
   const ContestError key_error = contest.key_error(form), value_error = contest.value_error(form);
 
