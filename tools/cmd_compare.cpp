@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 
 #include "eval/evaluate.h"
 #include "tools/cmd_eval.h"
@@ -15,9 +16,11 @@ void add_compare(CLI::App& app) {
       "compare", "the standard arms side by side, with paired differences and bits per element");
   add_eval_options(*command, *options);
   command
-      ->add_option("--arm", options->arms,
-                   "arms joined by commas (default: naive, naive-windows, quarot, hadamard, kivi, "
-                   "with --bundle oscar and the recipes it can give, int4, int8)")
+      ->add_option(
+          "--arm", options->arms,
+          "arms joined by commas (default: naive, naive-windows, quarot, hadamard, kivi, "
+          "with --bundle oscar and the recipes it can give, int4, int8, their keys centered "
+          "where the bundle has means)")
       ->delimiter(',');
   command->footer(
       "Example:\n  oscar compare --model model.gguf --text pride_and_prejudice.txt --bundle "
@@ -26,7 +29,9 @@ void add_compare(CLI::App& app) {
   command->callback([options] {
     EvalOptions chosen = *options;
     if (chosen.arms.empty()) {
-      chosen.arms = standard_arms(!chosen.bundle.empty());
+      std::optional<Bundle> bundle;
+      if (!chosen.bundle.empty()) bundle = read_bundle(chosen.bundle);
+      chosen.arms = standard_arms(bundle ? &*bundle : nullptr);
       chosen.skip_impossible_arms = true;
     }
     run_eval(chosen);

@@ -134,15 +134,18 @@ std::string cell_name(const EvalSession& session) {
   return cat(name, "-", session.request.length);
 }
 
-std::vector<std::string> standard_arms(bool with_bundle) {
+std::vector<std::string> standard_arms(const Bundle* bundle) {
   std::vector<std::string> arms{"naive", "naive-windows", "quarot", "hadamard", "kivi"};
-  if (with_bundle) {
+  if (bundle != nullptr) {
     for (const char* arm : {"oscar", "oscar-centered", "oscar-light", "oscar-lean", "oscar-best"}) {
       arms.emplace_back(arm);
     }
   }
-  arms.emplace_back("int4");
-  arms.emplace_back("int8");
+  const bool centered = bundle != nullptr &&
+                        std::all_of(bundle->layers.begin(), bundle->layers.end(),
+                                    [](const auto& item) { return !item.second.k_mean.empty(); });
+  for (const char* control : {"int4", "int8"})
+    arms.push_back(cat(control, centered ? ":k.centered" : ""));
   return arms;
 }
 

@@ -65,9 +65,11 @@ std::string cell_name(const EvalSession& session);
 // read a quantized token).
 std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress& progress);
 
-// The arms a comparison runs when none are named: the protocol's standard set and controls, then
-// (with a bundle) the calibrated ones.
-std::vector<std::string> standard_arms(bool with_bundle);
+// The arms a comparison runs when none are named: the protocol's standard set, with a bundle the
+// calibrated ones, and the controls. Where the bundle has key means the controls' keys are
+// centered: large constant parts of keys (models with key biases) are rounded by the BF16 windows
+// and the 8-bit grid, and a control that is not near zero says nothing. bundle may be null.
+std::vector<std::string> standard_arms(const Bundle* bundle);
 
 // True when one of the texts was used to calibrate the bundle (its hash is the bundle's text hash
 // or is listed in its options).

@@ -21,7 +21,7 @@ struct RopeConfig {
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   bool truncate = true;                                  // yarn
   double attention_factor = 1.0;                         // cos and sin are multiplied by it
-  std::vector<float> frequency_divisors;  // GGUF rope_freqs, [rotary_dim / 2] or empty
+  std::vector<float> frequency_divisors = {};  // GGUF rope_freqs, [rotary_dim / 2] or empty
 };
 
 struct ModelConfig {

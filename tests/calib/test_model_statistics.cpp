@@ -109,8 +109,10 @@ TEST_CASE("calibration from a capture equals calibration from the model", "[mode
   capture(model, Compute::kFp32, text.sequences, info, {}, folder / "c.h5", Progress{});
   const CaptureReader reader(folder / "c.h5");
   const auto from_capture = capture_source(reader);
+  Provenance provenance;
+  provenance.rope = weights->config.rope;
   const auto from_model =
-      model_source(model, {}, text.sequences, {Compute::kFp32, folder.path(), 256});
+      model_source(model, provenance, text.sequences, {Compute::kFp32, folder.path(), 256});
   CalibrationOptions options;
   options.recipes = {recipe_options("official"), recipe_options("paper"),
                      recipe_options("centered")};
@@ -124,6 +126,8 @@ TEST_CASE("calibration from a capture equals calibration from the model", "[mode
       CHECK(x.k_rotation.values == y.k_rotation.values);
       CHECK(x.v_rotation.values == y.v_rotation.values);
       CHECK(x.k_mean.values == y.k_mean.values);
+      CHECK(x.k_position_mean.values == y.k_position_mean.values);
+      CHECK(x.k_position_mean.empty() == (r < 2));
       CHECK(x.held_out_json == y.held_out_json);
     }
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -199,4 +200,18 @@ TEST_CASE("a text is recognized as the one a bundle was calibrated on") {
   CHECK(calibrated_on(info, {text}));
   info.text_sha256 = std::string(64, 'b') + "," + text.sha256;
   CHECK(calibrated_on(info, {text}));
+}
+
+TEST_CASE("the standard controls are centered where the bundle has key means") {
+  const auto last = [](const Bundle* bundle) { return standard_arms(bundle).back(); };
+  CHECK(last(nullptr) == "int8");
+  Bundle bundle;
+  bundle.layers[0].k_mean = TensorF({1, 8});
+  bundle.layers[1];
+  CHECK(last(&bundle) == "int8");
+  bundle.layers[1].k_mean = TensorF({1, 8});
+  CHECK(last(&bundle) == "int8:k.centered");
+  const std::vector<std::string> arms = standard_arms(&bundle);
+  CHECK(std::find(arms.begin(), arms.end(), "int4:k.centered") != arms.end());
+  CHECK(std::find(arms.begin(), arms.end(), "int4") == arms.end());
 }

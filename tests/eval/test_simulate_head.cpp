@@ -170,6 +170,8 @@ TEST_CASE("rotation and mean are undone") {
     for (size_t i = 0; i < kDim; ++i) side->rotation.data()[i * kDim + (i + 1) % kDim] = 1;
     side->mean = TensorF({1, kDim}, 0.75F);
   }
+  arm.layers[0].k.position_mean = TensorF({1, kDim}, 0.5F);
+  arm.rope.rotary_dim = kDim / 2;
   CHECK(sum(run(c, arm).output_error) <= 1e-9);
   CHECK(run(c, arm).classes[kHistory].k_error <= 1e-7);
   // The codec's error arrives rotated back: a shift of one rotated dim only.

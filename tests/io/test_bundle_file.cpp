@@ -38,6 +38,8 @@ Bundle sample_bundle() {
     layer.k_mean = TensorF({2, 8}, 0.5F);
     layer.k_metric = identity(2, 8);
     layer.k_scale_max = TensorF({2}, 3.0F);
+    layer.k_position_mean = TensorF({2, 8}, 0.25F);
+    layer.k_position_offset = TensorF({2, 8}, 0.125F);
     layer.k_clip = 0.96;
     layer.v_clip = 0.92;
     layer.held_out_json = R"({"k_error": [0.1, 0.2]})";
@@ -63,6 +65,8 @@ TEST_CASE("a bundle comes back as written, layers in numeric order") {
   CHECK(layer.v_rotation.values == written.layers.at(10).v_rotation.values);
   CHECK(layer.k_eigenvalues.values == std::vector<double>(8, 10.0));
   CHECK(layer.v_mean.empty());
+  CHECK(layer.k_position_mean.values == std::vector<float>(16, 0.25F));
+  CHECK(layer.k_position_offset.values == std::vector<float>(16, 0.125F));
   CHECK(layer.k_scale_max.values == std::vector<float>{3.0F, 3.0F});
   CHECK(layer.held_out_json == written.layers.at(10).held_out_json);
   CHECK(layer.k_clip == 0.96);
@@ -80,6 +84,14 @@ TEST_CASE("an invalid bundle is neither written nor read") {
   refuse([](Bundle& b) { b.layers.at(2).k_rotation.values[3] = 0.01F; }, "not orthogonal");
   refuse([](Bundle& b) { b.layers.at(2).k_mean = TensorF({3, 8}); }, "expected shape [2, 8]");
   refuse([](Bundle& b) { b.layers.at(2).k_mean = TensorF({1, 8}); }, "/layers/2/k_mean");
+  refuse(
+      [](Bundle& b) {
+        b.layers.at(2).k_position_mean = TensorF({2, 4});
+      },
+      "/layers/2/k_position_mean: expected shape [2, 8]");
+  refuse([](Bundle& b) { b.layers.at(2).k_position_offset = {}; }, "has only one of");
+  refuse([](Bundle& b) { b.layers.at(2).k_position_mean = b.layers.at(2).k_position_offset = {}; },
+         "layer 2 has no k_position_mean");
   refuse([](Bundle& b) { b.layers.at(2).k_metric.values[0] = NAN; }, "non-finite");
   refuse([](Bundle& b) { b.layers.at(2).k_clip = 1.5; }, "k_clip");
   refuse([](Bundle& b) { b.info.num_layers = 5; }, "layer 10");

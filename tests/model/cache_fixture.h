@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "model/attention.h"
 #include "model/attention_kernels.h"
+#include "model/rope.h"
 #include "model/rotate.h"
 
 namespace oscar_test {
@@ -172,6 +173,21 @@ inline Outputs run(KvCache& cache, const Geometry& g, const Rows& rows, size_t f
   return out;
 }
 
+// RoPE_t(b) of positions [0, num_tokens): [num_tokens, D], empty without position-aware centering.
+inline std::vector<float> turned_means(const Geometry& g, const KvArm& arm, const SideArm* side,
+                                       size_t num_tokens, size_t head) {
+  std::vector<float> rows;
+  if (side == nullptr || side->position_mean.empty()) return rows;
+  const float* mean = side->position_mean_of(head);
+  for (size_t t = 0; t < num_tokens; ++t) rows.insert(rows.end(), mean, mean + g.head_dim);
+  apply_rope(make_rope_table(arm.rope, 0, num_tokens), {.rows = rows.data(),
+                                                        .num_tokens = num_tokens,
+                                                        .num_heads = 1,
+                                                        .head_dim = g.head_dim,
+                                                        .token_stride = g.head_dim});
+  return rows;
+}
+
 // The stored form of all rows of one side (centered, rotated, rounded to the high-precision type)
 // and what the codec makes of it: [tokens, D] of one head.
 struct StoredRows {
@@ -187,7 +203,13 @@ inline StoredRows stored_rows(const Geometry& g, const std::vector<float>& value
     std::copy_n(side->rotation_of(head) + i * g.head_dim, g.head_dim, padded.data() + i * width);
   }
   std::vector<float> rotated(num_tokens * width);
-  rotate_rows(values.data() + head * g.head_dim, g.num_kv_heads * g.head_dim, num_tokens,
+  std::vector<float> centered = values;
+  const std::vector<float> turned = turned_means(g, arm, side, num_tokens, head);
+  for (size_t i = 0; i < turned.size(); ++i) {
+    const size_t t = i / g.head_dim;
+    centered[(t * g.num_kv_heads + head) * g.head_dim + i % g.head_dim] -= turned[i];
+  }
+  rotate_rows(centered.data() + head * g.head_dim, g.num_kv_heads * g.head_dim, num_tokens,
               g.head_dim, side == nullptr ? nullptr : side->mean_of(head),
               padded.empty() ? nullptr : padded.data(), rotated.data());
   StoredRows rows;
@@ -229,6 +251,7 @@ inline ReferenceOutputs reference_attention(const Geometry& g, const Rows& rows,
     const StoredRows keys = stored_rows(g, rows.k, n, kv_head, arm, k_side);
     const StoredRows values = stored_rows(g, rows.v, n, kv_head, arm, v_side);
     const float* key_rotation = k_side == nullptr ? nullptr : k_side->rotation_of(kv_head);
+    const std::vector<float> turned = turned_means(g, arm, k_side, n, kv_head);
     const float* value_rotation = v_side == nullptr ? nullptr : v_side->rotation_of(kv_head);
     for (size_t t = 0; t < n; ++t) {
       const float* query = rows.q.data() + (t * num_heads + head) * dim;
@@ -248,6 +271,8 @@ inline ReferenceOutputs reference_attention(const Geometry& g, const Rows& rows,
                               static_cast<size_t>(k_side->codec(kv_head).token_block()));
         const float* key = (packed ? keys.dequantized : keys.high).data() + j * dim;
         for (size_t d = 0; d < dim; ++d) scores[j] += q[d] * key[d] * scale;
+        for (size_t d = 0; d < dim && !turned.empty(); ++d)
+          scores[j] += static_cast<double>(query[d]) * turned[j * dim + d] * scale;
       }
       const double maximum = *std::max_element(scores.begin(), scores.end());
       double sum = 0.0;

@@ -168,3 +168,48 @@ TEST_CASE("positions outside the table and bad widths are refused", "[rope]") {
   rope.scaling = "dynamic";
   CHECK_THROWS_AS(rope_frequencies(rope), Error);
 }
+
+TEST_CASE("undoing RoPE returns the rows, whatever the variant", "[rope]") {
+  RopeConfig yarn{.rotary_dim = 32, .scaling = "yarn", .factor = 4.0};
+  yarn.original_context_length = 512;
+  yarn.attention_factor = 1.2;
+  for (const RopeConfig& rope : {RopeConfig{.rotary_dim = 64}, yarn}) {
+    const RopeTable table = make_rope_table(rope, 0, 9000);
+    std::vector<float> rows(2 * 3 * 64);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 37) - 18.0F;
+    const std::vector<float> before = rows;
+    const RopeRows view{.rows = rows.data(),
+                        .num_tokens = 2,
+                        .num_heads = 3,
+                        .head_dim = 64,
+                        .token_stride = 3 * 64,
+                        .first_position = 8990};
+    apply_rope(table, view);
+    CHECK(rows != before);
+    undo_rope(table, view);
+    // Two roundings of numbers up to 18.
+    CHECK_CLOSE(rows.data(), before.data(), rows.size(), oscar_test::Tolerance{.absolute = 1e-5});
+  }
+}
+
+TEST_CASE("RoPE constants survive their text; damaged texts are refused", "[rope]") {
+  RopeConfig rope{.theta = 5e5, .rotary_dim = 8, .scaling = "llama3", .factor = 32.0};
+  rope.original_context_length = 8192;
+  rope.attention_factor = 1.0 / 3;
+  rope.frequency_divisors = {1.0F, 1.5F, 0.3F, 32.0F};
+  const RopeConfig back = rope_from_json(rope_to_json(rope), "file");
+  CHECK(rope_frequencies(back) == rope_frequencies(rope));
+  CHECK(back.attention_factor == rope.attention_factor);
+  CHECK(rope_from_json("", "file").rotary_dim == 0);
+  CHECK(rope_to_json(RopeConfig{}).empty());
+  const auto refuse = [](const std::string& text, const std::string& expected) {
+    CHECK_THROWS_WITH(rope_from_json(text, "c.h5"), Catch::Contains(expected));
+  };
+  refuse("{", "c.h5");
+  refuse("{}", "theta");
+  refuse(R"({"theta": 1e4, "rotary_dim": -2, "scaling": "none"})", "rotary width -2");
+  refuse(R"({"theta": 1e4, "rotary_dim": 3, "scaling": "none"})", "even number");
+  refuse(R"({"theta": 1e4, "rotary_dim": 4, "scaling": "ntk"})", "unknown RoPE scaling ntk");
+  refuse(R"({"theta": 1e4, "rotary_dim": 4, "scaling": "none", "frequency_divisors": [1]})",
+         "expected 2 numbers");
+}
