@@ -9,7 +9,7 @@ RECIPES = ["official", "centered", "light", "lean", "best"]
 FP16_BEST = "oscar-best:meta=fp16@best"
 
 MAIN_ARMS = ["hadamard", "oscar@official", "oscar-centered@centered", "oscar-light@light", "oscar-lean@lean", "oscar-best@best",
-             FP16_BEST, "int4", "int8"]
+             FP16_BEST, "oscar-best:k.position@best", "int4:k.centered@best", "int8:k.centered@best", "int8"]
 
 # Each rung adds one step to the one before it: (what is added, arm).
 LADDER = [
@@ -26,6 +26,7 @@ LADDER = [
     ("+ two sweeps", "oscar-lean:multipliers=0.9/1/1.1/1.22:sweeps=2@best"),
     ("+ one refit (best, fp16 metadata)", FP16_BEST),
     ("+ log-8 metadata (best)", "oscar-best@best"),
+    ("+ keys centered by position (experimental)", "oscar-best:k.position@best"),
 ]
 
 # One change each to `best` with fp16 metadata.
@@ -55,6 +56,7 @@ KNOCK_OUTS = [
     ("rotation U H P, shared by all heads", "oscar-best:meta=fp16@shared"),
     ("rotation U H P, one a head", "oscar-best:meta=fp16@per-head"),
     ("log-8 metadata", "oscar-best@best"),
+    ("keys centered by position", "oscar-best:meta=fp16:k.position@best"),
 ]
 
 # Trellis levels take the place of the grid start and the sweeps, so they stand beside `lean` from the clip start.
