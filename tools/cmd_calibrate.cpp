@@ -51,7 +51,7 @@ RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name
   if (!options.center_values.empty() && recipe.value_metric)
     recipe.value_centering = parse_value_centering(options.center_values);
   if (options.keep_rotation) recipe.decide_rotation = false;
-  recipe.sign_patterns = options.sign_patterns;
+  if (options.sign_patterns >= 0) recipe.sign_patterns = options.sign_patterns;
   return recipe;
 }
 
@@ -323,9 +323,9 @@ void add_calibrate(CLI::App& app) {
   command
       ->add_option(
           "--sign-patterns", options->sign_patterns,
-          "light, lean, best: also try every rotation with so many patterns of random signs")
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
+          "light, lean, best: also try every rotation with so many patterns of random signs "
+          "(default: as the recipe says, 2)")
+      ->check(CLI::Range(0, 64));
   command->add_flag("--keep-rotation", options->keep_rotation,
                     "lean, best: no exchange of rotations by held-out error");
   command->add_flag("--center", options->center, "subtract the mean key of each head");

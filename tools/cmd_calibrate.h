@@ -19,7 +19,7 @@ struct CalibrateCommand {
   std::string key_target, value_target, composition, key_metric, center_values;
   double clip_k = -1.0, clip_v = -1.0;
   bool per_head = false, center = false, block_hadamard = false, keep_rotation = false;
-  int sign_patterns = 0;
+  int sign_patterns = -1;
   double held_out = 0.2;
   size_t held_out_tokens = 1024, sink = 64, recent = 256;
   int group = 0, threads = 0;

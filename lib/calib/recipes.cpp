@@ -14,6 +14,7 @@ void light(RecipeOptions& recipe) {
   center(recipe);
   recipe.key_metric = KeyMetric::kLogit;
   recipe.decide_rotation = true;
+  recipe.sign_patterns = 2;
 }
 
 void lean(RecipeOptions& recipe) {

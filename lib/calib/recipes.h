@@ -32,7 +32,7 @@ struct RecipeOptions {
   KeyMetric key_metric = KeyMetric::kNone;
   bool value_metric = false;     // M_V
   bool decide_rotation = false;  // shared, per head or Hadamard, per head by held-out output error
-  int sign_patterns = 0;  // also tried by decide_rotation: each rotation with so many random signs
+  int sign_patterns = 0;  // decide_rotation also tries each rotation with so many random signs
   ValueCentering value_centering = ValueCentering::kNever;  // v_mean
   bool log8 = false;                                        // constants of the log-8 metadata
 
