@@ -16,14 +16,13 @@ LADDER = [
     ("plain INT2 with windows", "naive-windows"),
     ("+ rotation, clip (published recipe)", "oscar@official"),
     ("+ keys centered", "oscar-centered@centered"),
-    ("+ row search over five multipliers in M_A / M_V", "oscar-lean:clip-start:multipliers=5:no-feedback:no-gain:no-v-centering@lean"),
-    ("+ error feedback", "oscar-lean:clip-start:multipliers=5:no-gain:no-v-centering@lean"),
-    ("+ unbiased gain in the metric", "oscar-lean:clip-start:multipliers=5:no-v-centering@lean"),
-    ("+ values centered where held-out data say so", "oscar-lean:clip-start:multipliers=5@lean"),
-    ("+ grid start, three multipliers (lean)", "oscar-lean@lean"),
+    ("+ row search over five multipliers in M_A / M_V", "oscar-lean:no-feedback:no-gain:no-v-centering@lean"),
+    ("+ error feedback", "oscar-lean:no-gain:no-v-centering@lean"),
+    ("+ unbiased gain in the metric", "oscar-lean:no-v-centering@lean"),
+    ("+ values centered where held-out data say so (lean)", "oscar-lean@lean"),
     ("+ M_O in place of M_A", "oscar-lean@best"),
-    ("+ a fourth multiplier", "oscar-lean:multipliers=0.9/1/1.1/1.22@best"),
-    ("+ two sweeps", "oscar-lean:multipliers=0.9/1/1.1/1.22:sweeps=2@best"),
+    ("+ grid start, four multipliers", "oscar-lean:grid-start:multipliers=0.9/1/1.1/1.22@best"),
+    ("+ two sweeps", "oscar-lean:grid-start:multipliers=0.9/1/1.1/1.22:sweeps=2@best"),
     ("+ one refit (best, fp16 metadata)", FP16_BEST),
     ("+ log-8 metadata (best)", "oscar-best@best"),
     ("+ keys centered by position (experimental)", "oscar-best:k.position@best"),
@@ -59,11 +58,11 @@ KNOCK_OUTS = [
     ("keys centered by position", "oscar-best:meta=fp16:k.position@best"),
 ]
 
-# Trellis levels take the place of the grid start and the sweeps, so they stand beside `lean` from the clip start.
+# Trellis levels take the place of the grid start and the sweeps, so they stand beside `lean`.
 TRELLIS = [
-    ("lean from the clip start", "oscar-lean:clip-start:multipliers=5@best"),
-    ("lean, trellis levels for keys", "oscar-lean:clip-start:multipliers=5:k.trellis@best"),
-    ("lean, trellis levels for keys and values", "oscar-lean:clip-start:multipliers=5:trellis@best"),
+    ("lean", "oscar-lean@best"),
+    ("lean, trellis levels for keys", "oscar-lean:k.trellis@best"),
+    ("lean, trellis levels for keys and values", "oscar-lean:trellis@best"),
 ]
 
 # Bundles beside those of the recipes: name -> further options of `calibrate --recipe best`.

@@ -96,7 +96,7 @@ json policy(const RecipeOptions& recipe, const LayerReport& report, bool energy_
   if (!report.k_decisions.empty()) {
     result["k_forms"] = choices(report.k_decisions);
     result["v_forms"] = choices(report.v_decisions);
-    result["contest_encoder"] = recipe.value_metric ? "lean" : "light";
+    result["contest_encoder"] = "lean";
     result["sign_patterns"] = recipe.sign_patterns;
   }
   return result;

@@ -88,7 +88,6 @@ CodecSpec contest_codec(const RecipeOptions& recipe, bool keys, int head_dim) {
   const bool with_metric = keys ? recipe.key_metric != KeyMetric::kNone : recipe.value_metric;
   if (with_metric) {
     spec.encoder = Encoder::kFeedback;
-    spec.feedback = recipe.value_metric ? lean_feedback() : light_feedback();
     spec.gain = GainRule::kMetric;
   } else {
     spec.clip_ratio = keys ? recipe.k_clip : recipe.v_clip;

@@ -51,7 +51,7 @@ std::vector<std::string> recipe_names();
 
 // Storage of one side under a feedback recipe as the held-out contest measures it: that of the arm,
 // for `best` the lean encoder, because it ranks rotations and means as the full encoder does at
-// less than half of its cost. Values of `light`: clip and plain gain.
+// a third of its cost. Values of `light`: clip and plain gain.
 CodecSpec contest_codec(const RecipeOptions& recipe, bool keys, int head_dim);
 // What the arm of the recipe really stores, with fp16 pairs: the form compared with `centered`.
 CodecSpec arm_codec(const RecipeOptions& recipe, bool keys, int head_dim);

@@ -97,7 +97,7 @@ const std::vector<NamedRecipe>& named_recipes() {
        [](ArmRecipe& arm) {
          oscar(arm);
          arm.k.centering = Centering::kAlways;
-         use_feedback(arm.k, light_feedback());
+         use_feedback(arm.k, {});
          arm.v.clip_from_bundle = false;
          arm.v.codec.clip_ratio = 0.92;
          arm.v.codec.gain = GainRule::kPlain;
@@ -107,7 +107,7 @@ const std::vector<NamedRecipe>& named_recipes() {
          oscar(arm);
          arm.k.centering = Centering::kAlways;
          arm.v.centering = Centering::kWhereDecided;
-         both(arm, [](SideRecipe& side) { use_feedback(side, lean_feedback()); });
+         both(arm, [](SideRecipe& side) { use_feedback(side, {}); });
        }},
       {"oscar-best",
        [](ArmRecipe& arm) {
@@ -241,7 +241,7 @@ const std::map<std::string, SideChange>& side_suffixes() {
        [](SideRecipe& s, const Suffix&) {
          s.codec.levels = Levels::kTrellis;
          s.codec.feedback.start = StartRange::kClip;  // the only one it has
-         s.codec.feedback.multipliers = light_feedback().multipliers;
+         s.codec.feedback.multipliers = FeedbackOptions{}.multipliers;
        }},
       {"no-clip",
        [](SideRecipe& s, const Suffix&) { set_clip(s, 0.0, ClipRule::kOrderStatistic); }},

@@ -51,10 +51,9 @@ struct FeedbackOptions {
   int sweeps = 0;        // of coordinate descent, over the codes that won
   bool feedback = true;  // false: codes by plain rounding for every multiplier (ablation)
 };
-// Encoders of the named recipes. Around the grid's range a narrow set of multipliers suffices.
-FeedbackOptions light_feedback();  // clip start, five multipliers
-FeedbackOptions lean_feedback();   // grid start, three multipliers
-FeedbackOptions best_feedback();   // grid start, four multipliers, one refit, two sweeps
+// The encoder of recipe `best`: grid start, four multipliers (around the grid's range a narrow set
+// suffices), one refit, two sweeps. `light` and `lean` have the defaults above.
+FeedbackOptions best_feedback();
 enum class GainRule : uint8_t {
   kNone,
   kPlain,

@@ -56,15 +56,6 @@ void check_token_axis(const CodecSpec& spec) {
 
 }  // namespace
 
-FeedbackOptions light_feedback() { return {}; }
-
-FeedbackOptions lean_feedback() {
-  FeedbackOptions options;
-  options.start = StartRange::kGrid;
-  options.multipliers = {0.92, 1.03, 1.15};
-  return options;
-}
-
 FeedbackOptions best_feedback() {
   FeedbackOptions options;
   options.start = StartRange::kGrid;

@@ -121,8 +121,8 @@ TEST_CASE("every named arm has the parts its name promises", "[kv_arm]") {
     CHECK((k.gain == GainRule::kMetric) == feedback);
     CHECK((v.encoder == Encoder::kFeedback) == decided);
     CHECK(layer.k.codecs.size() == (feedback ? 2 : 1));
-    CHECK((k.feedback.start == StartRange::kGrid) == decided);
-    if (decided) CHECK(k.feedback.multipliers.size() == (name == "oscar-best" ? 4 : 3));
+    CHECK((k.feedback.start == StartRange::kGrid) == (name == "oscar-best"));
+    CHECK(k.feedback.multipliers.size() == (name == "oscar-best" ? 4 : 5));
     CHECK(k.feedback.sweeps == (name == "oscar-best" ? 2 : 0));
     const bool clipped = name == "hadamard" || name == "oscar" || name == "oscar-centered";
     CHECK(k.clip_ratio == (clipped ? 0.96 : 0.0));
@@ -174,7 +174,7 @@ TEST_CASE("suffixes change one step each", "[kv_arm]") {
   CHECK(k("oscar-best:multipliers=1").feedback.multipliers == std::vector<double>{1.0});
   CHECK(k("oscar-best:metric-grid-start").feedback.start == StartRange::kMetricGrid);
   CHECK(k("oscar-best:clip-start").feedback.start == StartRange::kClip);
-  CHECK(k("oscar-lean:v.metric-grid-start").feedback.start == StartRange::kGrid);
+  CHECK(k("oscar-lean:v.metric-grid-start").feedback.start == StartRange::kClip);
   CHECK(v("oscar-lean:v.metric-grid-start").feedback.start == StartRange::kMetricGrid);
   CHECK(v("oscar-light:v.grid-clip").clip_rule == ClipRule::kRangeGrid);
   CHECK(v("oscar-light:v.grid-clip").clip_ratio == 0.0);

@@ -35,9 +35,9 @@ std::vector<Arm> arms(int head_dim) {
   CodecSpec lean = rtn;
   lean.encoder = oscar::Encoder::kFeedback;
   lean.gain = oscar::GainRule::kMetric;
-  CodecSpec light_k = lean;
-  light_k.feedback = oscar::light_feedback();
-  lean.feedback = oscar::lean_feedback();
+  CodecSpec lean_grid = lean;
+  lean_grid.feedback.start = oscar::StartRange::kGrid;
+  lean_grid.feedback.multipliers = {0.92, 1.03, 1.15};
   CodecSpec best = lean;
   best.feedback = oscar::best_feedback();
   best.meta = oscar::MetaFormat::kLog8;
@@ -55,8 +55,8 @@ std::vector<Arm> arms(int head_dim) {
           {"int4", int4},
           {"int8", int8},
           {"kivi tokens", kivi},
-          {"light K", light_k},
           {"lean", lean},
+          {"lean, grid start", lean_grid},
           {"best", best},
           {"best, clip start", from_clip}};
 }
