@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "calib/text_sequences.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
+#include "tools/calibrate_report.h"
 #include "tools/cmd_generate.h"
 #include "tools/commands.h"
 #include "tools/console.h"
@@ -25,6 +27,13 @@ namespace oscar {
 namespace {
 
 constexpr const char* kRecipePlaceholder = "{recipe}";
+
+// A bundle is written unless only statistics are asked for.
+std::vector<std::string> wanted_recipes(const CalibrateCommand& options) {
+  OSCAR_CHECK(!options.out.empty() || !options.moments_out.empty(),
+              "calibrate: expected --out, --moments-out or both");
+  return options.out.empty() ? std::vector<std::string>{} : options.recipes;
+}
 
 std::string out_path(const CalibrateCommand& options, const std::string& recipe) {
   std::string path = options.out;
@@ -58,8 +67,8 @@ RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name
 CalibrationOptions calibration_options(const CalibrateCommand& options,
                                        const std::vector<std::string>& recipes) {
   CalibrationOptions result;
-  OSCAR_CHECK(!recipes.empty(), "--recipe: expected at least one recipe");
-  OSCAR_CHECK(recipes.size() == 1 || options.out.find(kRecipePlaceholder) != std::string::npos,
+  OSCAR_CHECK(options.out.empty() || !recipes.empty(), "--recipe: expected at least one recipe");
+  OSCAR_CHECK(recipes.size() <= 1 || options.out.find(kRecipePlaceholder) != std::string::npos,
               "--out: with several recipes the name must contain ", kRecipePlaceholder);
   for (const std::string& name : recipes) result.recipes.push_back(recipe_of(options, name));
   result.held_out_fraction = options.held_out;
@@ -72,8 +81,12 @@ CalibrationOptions calibration_options(const CalibrateCommand& options,
                       {"sink", options.sink},
                       {"recent", options.recent},
                       {"compute", options.compute}};
+  result.moments_out = options.moments_out;
+  result.moments_rows = options.moments_rows;
+  result.checkpoint_seconds = options.checkpoint_seconds;
   if (options.capture.empty()) {
     json["tokens"] = options.tokens;
+    if (options.skip_tokens > 0) json["skip_tokens"] = options.skip_tokens;
     json["seq_len"] = options.lengths;
   } else {
     json["capture"] = std::filesystem::path(options.capture).filename().string();
@@ -82,13 +95,34 @@ CalibrationOptions calibration_options(const CalibrateCommand& options,
   return result;
 }
 
+// "r/R" of --tp-rank.
+struct TensorParallelRank {
+  size_t rank = 0, ranks = 1;
+};
+TensorParallelRank parse_rank(const std::string& text) {
+  TensorParallelRank result;
+  if (text.empty()) return result;
+  unsigned long long rank = 0, ranks = 0;
+  char rest = 0;
+  OSCAR_CHECK(std::sscanf(text.c_str(), "%llu/%llu%c", &rank, &ranks, &rest) == 2 && ranks > 0 &&
+                  rank < ranks && text[0] != '-',
+              "--tp-rank: expected RANK/RANKS with RANK from 0, for example 0/4, got ", text);
+  return {static_cast<size_t>(rank), static_cast<size_t>(ranks)};
+}
+
+// Where an unfinished run is kept.
+std::string checkpoint_path(const CalibrateCommand& options) {
+  return (options.out.empty() ? options.moments_out : out_path(options, options.recipes.at(0))) +
+         ".part";
+}
+
 // The source and whatever it refers to.
 struct OpenSource {
   std::shared_ptr<const ModelWeights> weights;
   std::unique_ptr<Transformer> model;
   std::unique_ptr<CaptureReader> reader;
   std::unique_ptr<ActivationSource> source;
-  std::vector<std::string> warnings, notes;
+  std::vector<std::string> warnings;
 };
 
 void open_capture(const CalibrateCommand& options, OpenSource& open) {
@@ -105,7 +139,9 @@ void open_capture(const CalibrateCommand& options, OpenSource& open) {
   open.source = capture_source(*open.reader, warm_up, compute);
   if (open.weights == nullptr) return;
   const ModelConfig& config = open.weights->config;
-  check_head_coverage(open.source->geometry(),
+  const size_t ranks = parse_rank(options.tp_rank).ranks;
+  const HeadGeometry& found = open.source->geometry();
+  check_head_coverage({found.num_heads * ranks, found.num_kv_heads * ranks, found.head_dim},
                       {config.num_heads, config.num_kv_heads, config.head_dim}, options.capture);
   OSCAR_CHECK(open.reader->info().model_sha256 == model_sha256(*open.weights), options.capture,
               " was captured from another model (sha256 ",
@@ -117,25 +153,31 @@ void open_model(const CalibrateCommand& options, double held_out_fraction, OpenS
   const Compute compute = parse_compute(options.compute);
   check_compute_supported(compute);
   const auto tokenizer = Tokenizer::load(options.model);
-  TextSequences text = load_text_sequences(
-      options.texts, *tokenizer, {.num_tokens = options.tokens, .lengths = options.lengths});
+  TextSequences text = load_text_sequences(options.texts, *tokenizer,
+                                           {.num_tokens = options.tokens,
+                                            .lengths = options.lengths,
+                                            .skip_tokens = options.skip_tokens});
   open.warnings = text.warnings;
   open.model = std::make_unique<Transformer>(open.weights, compute);
   const ModelConfig& config = open.weights->config;
   std::vector<size_t> offsets{0};
   for (const auto& sequence : text.sequences) offsets.push_back(offsets.back() + sequence.size());
   const std::string folder = std::filesystem::path(options.out).parent_path().string();
-  open.source = model_source(
-      *open.model,
-      {config.architecture, model_sha256(*open.weights), tokenizer->sha256(), text.text_sha256,
-       tool_version(), config.rope.theta, config.num_layers, config.rope},
-      std::move(text.sequences), {compute, folder, held_out_begin(offsets, held_out_fraction)});
+  open.source = model_source(*open.model,
+                             {config.architecture, model_sha256(*open.weights), tokenizer->sha256(),
+                              text.text_sha256, tool_version(), config.rope.theta,
+                              config.num_layers, config.rope, options.compute, std::move(text.origins)},
+                             std::move(text.sequences),
+                             {compute, folder, held_out_begin(offsets, held_out_fraction),
+                              checkpoint_path(options) + "-rows"});
 }
 
 OpenSource open_source(const CalibrateCommand& options) {
   OSCAR_CHECK(options.capture.empty() != options.texts.empty(),
               "calibrate: expected either --capture or --model with --text");
   OSCAR_CHECK(options.texts.empty() || !options.model.empty(), "calibrate: --text needs --model");
+  OSCAR_CHECK(options.tp_rank.empty() || !options.capture.empty(),
+              "--tp-rank: describes a --capture, a model run has all heads");
   OpenSource open;
   if (!options.model.empty())
     open.weights = std::make_shared<const ModelWeights>(load_weights(options.model));
@@ -148,135 +190,103 @@ OpenSource open_source(const CalibrateCommand& options) {
 }
 
 // Replaces the recipe "auto" by what the budgets allow.
-std::vector<std::string> resolve_auto(const CalibrateCommand& options, OpenSource& open) {
-  std::vector<std::string> recipes = options.recipes;
+std::vector<std::string> resolve_auto(const CalibrateCommand& options, size_t head_dim,
+                                      std::vector<std::string>& notes) {
+  std::vector<std::string> recipes = wanted_recipes(options);
   for (std::string& recipe : recipes) {
     if (recipe != "auto") continue;
-    const AutoChoice choice = choose_recipe(static_cast<int>(open.source->geometry().head_dim),
-                                            options.bits, options.write_cost);
+    const AutoChoice choice =
+        choose_recipe(static_cast<int>(head_dim), options.bits, options.write_cost);
     recipe = choice.recipe;
-    open.notes.push_back("auto chose " + choice.why);
+    notes.push_back("auto chose " + choice.why);
   }
   return recipes;
 }
 
-// Mean over heads of the chosen form and of the recipe `centered`.
-struct DecisionSummary {
-  double chosen = 0.0, centered = 0.0;
-  size_t exchanged = 0, with_mean = 0;
-};
-DecisionSummary summarise(const std::vector<HeadDecision>& decisions) {
-  DecisionSummary summary;
-  for (const HeadDecision& decision : decisions) {
-    const ContestEntry& entry = decision.entries[decision.chosen];
-    summary.chosen += decision.error / static_cast<double>(decisions.size());
-    summary.centered += decision.centered_error / static_cast<double>(decisions.size());
-    const bool with_mean = entry.name.ends_with("+mean");
-    summary.with_mean += with_mean ? 1 : 0;
-    const std::string& base = decision.entries[0].name;
-    summary.exchanged += entry.name != base && entry.name != base + "+mean" ? 1 : 0;
-  }
-  return summary;
+}  // namespace
+
+namespace {
+
+void check_outputs(const CalibrateCommand& options) {
+  std::vector<std::string> inputs = options.texts;
+  inputs.insert(inputs.end(), {options.capture, options.model});
+  inputs.insert(inputs.end(), options.moments.begin(), options.moments.end());
+  for (const std::string& recipe : wanted_recipes(options))
+    check_output(out_path(options, recipe), inputs);
+  check_output(options.moments_out, inputs);
 }
 
-void print_contest(const RecipeResult& recipe) {
-  if (recipe.layers.empty() || recipe.layers[0].k_decisions.empty()) return;
-  fmt::print(
-      "held-out attention-output error, bias included (keys or values alone)\n"
-      "layer | K: chosen  centered  ratio  exchanged | V: chosen  centered  ratio  exchanged  "
-      "V centered (heads)\n");
-  double k_ratio = 0.0, v_ratio = 0.0;
-  size_t k_worse = 0, v_worse = 0, worse = 0;
-  for (const LayerReport& layer : recipe.layers) {
-    const LayerComparison of_k = minus_centered(layer.k_decisions);
-    const LayerComparison of_v = minus_centered(layer.v_decisions);
-    k_worse += of_k.worse() ? 1 : 0;
-    v_worse += of_v.worse() ? 1 : 0;
-    worse += sum(of_k, of_v).worse() ? 1 : 0;
-    const DecisionSummary k = summarise(layer.k_decisions), v = summarise(layer.v_decisions);
-    const auto ratio = [](const DecisionSummary& s) {
-      return s.centered > 0.0 ? s.chosen / s.centered : 0.0;
-    };
-    k_ratio += ratio(k) / static_cast<double>(recipe.layers.size());
-    v_ratio += ratio(v) / static_cast<double>(recipe.layers.size());
-    fmt::print("{:5} | {:9.5f}  {:8.5f}  {:5.2f}  {:9} | {:9.5f}  {:8.5f}  {:5.2f}  {:9}  {:9}{}\n",
-               layer.layer, k.chosen, k.centered, ratio(k), k.exchanged, v.chosen, v.centered,
-               ratio(v), v.exchanged, v.with_mean,
-               sum(of_k, of_v).worse() ? "  worse than centered" : "");
-  }
-  fmt::print(
-      "mean ratio to the recipe centered: K {:.3f}, V {:.3f}; worse by more than its error: K in "
-      "{}, "
-      "V in {}, both together in {} of {} layers\n",
-      k_ratio, v_ratio, k_worse, v_worse, worse, recipe.layers.size());
+CalibrationResult from_moments_files(const CalibrateCommand& options, const Progress& progress,
+                                     std::vector<std::string>& notes) {
+  OSCAR_CHECK(options.capture.empty() && options.texts.empty() && options.model.empty(),
+              "calibrate: --moments takes the place of --capture, --model and --text");
+  const MomentsInfo info = MomentsReader(options.moments.at(0)).info();
+  OSCAR_CHECK(info.sink == static_cast<int64_t>(options.sink) &&
+                  info.recent == static_cast<int64_t>(options.recent),
+              options.moments[0], ": was collected with --sink ", info.sink, " --recent ",
+              info.recent, ", not ", options.sink, " and ", options.recent);
+  const auto recipes = resolve_auto(options, static_cast<size_t>(info.head_dim), notes);
+  return calibrate_moments(options.moments, calibration_options(options, recipes), progress);
 }
 
-void print_table(const RecipeResult& recipe, const std::string& path) {
-  fmt::print("{} ({}): {} layers, {} tokens\n", path, recipe.bundle.info.recipe,
-             recipe.bundle.layers.size(), recipe.bundle.info.tokens);
-  if (recipe.layers.empty() || !recipe.layers[0].measured) return;
-  fmt::print(
-      "held-out relative error (K in the metric of the queries, V by attention weight)\n"
-      "layer | K: calibrated  Hadamard  identity | V: calibrated  Hadamard  identity\n");
-  size_t k_lost = 0, v_lost = 0;
-  for (const LayerReport& layer : recipe.layers) {
-    const bool flagged_k = !layer.k.beats_hadamard(), flagged_v = !layer.v.beats_hadamard();
-    k_lost += flagged_k ? 1 : 0;
-    v_lost += flagged_v ? 1 : 0;
-    std::string flags;
-    if (flagged_k) flags += "  K does not beat Hadamard";
-    if (flagged_v) flags += std::string(flagged_k ? "," : " ") + " V does not beat Hadamard";
-    fmt::print("{:5} | {:13.4f}  {:8.4f}  {:8.4f} | {:13.4f}  {:8.4f}  {:8.4f}{}\n", layer.layer,
-               layer.k.calibrated.value, layer.k.hadamard.value, layer.k.identity.value,
-               layer.v.calibrated.value, layer.v.hadamard.value, layer.v.identity.value, flags);
+CalibrationResult from_activations(const CalibrateCommand& options, const Progress& progress,
+                                   std::vector<std::string>& notes) {
+  OpenSource open = open_source(options);
+  const auto recipes = resolve_auto(options, open.source->geometry().head_dim, notes);
+  CalibrationOptions calibration = calibration_options(options, recipes);
+  calibration.weights = open.weights;
+  if (open.source->resumable()) calibration.checkpoint_path = checkpoint_path(options);
+  const TensorParallelRank rank = parse_rank(options.tp_rank);
+  if (rank.ranks > 1) {
+    const size_t heads = open.source->geometry().num_kv_heads;
+    calibration.first_kv_head = rank.rank * heads;
+    calibration.model_kv_heads = rank.ranks * heads;
   }
-  fmt::print("does not beat Hadamard on held-out tokens: K in {} and V in {} of {} layers\n",
-             k_lost, v_lost, recipe.layers.size());
-}
-
-nlohmann::ordered_json to_json(const RecipeResult& recipe, const std::string& path) {
-  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (const auto& [id, layer] : recipe.bundle.layers)
-    layers.push_back({{"layer", id},
-                      {"policy", nlohmann::json::parse(layer.policy_json)},
-                      {"held_out", nlohmann::json::parse(layer.held_out_json)}});
-  return {{"recipe", recipe.bundle.info.recipe}, {"out", path}, {"layers", layers}};
+  CalibrationResult result = calibrate(*open.source, calibration, progress);
+  result.warnings.insert(result.warnings.begin(), open.warnings.begin(), open.warnings.end());
+  if (result.sequences_resumed > 0)
+    notes.push_back(cat("continued after ", result.sequences_resumed, " of ",
+                        open.source->num_sequences(), " sequences"));
+  return result;
 }
 
 }  // namespace
 
 void run_calibrate(const CalibrateCommand& options) {
   set_num_threads(options.threads);
-  std::vector<std::string> inputs = options.texts;
-  inputs.insert(inputs.end(), {options.capture, options.model});
-  for (const std::string& recipe : options.recipes) check_output(out_path(options, recipe), inputs);
+  check_outputs(options);
+  OSCAR_CHECK(options.checkpoint_seconds >= 0.0, "--checkpoint-seconds: expected 0 or more, got ",
+              options.checkpoint_seconds);
+  OSCAR_CHECK(!options.moments_rows || !options.moments_out.empty(),
+              "--moments-rows: needs --moments-out");
   const Progress progress = console_progress(options.quiet || options.json);
-  OpenSource open = open_source(options);
-  const std::vector<std::string> recipes = resolve_auto(options, open);
-  CalibrationOptions calibration = calibration_options(options, recipes);
-  calibration.weights = open.weights;
-  CalibrationResult result = calibrate(*open.source, calibration, progress);
-  result.warnings.insert(result.warnings.begin(), open.warnings.begin(), open.warnings.end());
+  std::vector<std::string> notes;
+  CalibrationResult result = options.moments.empty() ? from_activations(options, progress, notes)
+                                                     : from_moments_files(options, progress, notes);
   for (const RecipeResult& recipe : result.recipes)
     write_bundle(recipe.bundle, out_path(options, recipe.bundle.info.recipe));
   if (options.json) {
     nlohmann::ordered_json bundles = nlohmann::ordered_json::array();
     for (const RecipeResult& recipe : result.recipes)
-      bundles.push_back(to_json(recipe, out_path(options, recipe.bundle.info.recipe)));
+      bundles.push_back(nlohmann::ordered_json::parse(
+          calibration_json(recipe, out_path(options, recipe.bundle.info.recipe))));
     fmt::print("{}\n", nlohmann::ordered_json{{"tokens", result.tokens},
                                               {"held_out_tokens", result.held_out_tokens},
                                               {"warnings", result.warnings},
-                                              {"notes", open.notes},
+                                              {"notes", notes},
+                                              {"moments", options.moments_out},
                                               {"bundles", bundles}}
                            .dump());
     return;
   }
   if (options.quiet) return;
   for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  for (const std::string& note : open.notes) fmt::print("{}\n", note);
+  for (const std::string& note : notes) fmt::print("{}\n", note);
+  if (!options.moments_out.empty())
+    fmt::print("{}: statistics of {} tokens, {} held out\n", options.moments_out, result.tokens,
+               result.held_out_tokens);
   for (const RecipeResult& recipe : result.recipes) {
-    print_table(recipe, out_path(options, recipe.bundle.info.recipe));
-    print_contest(recipe);
+    print_calibration(recipe, out_path(options, recipe.bundle.info.recipe));
   }
 }
 
@@ -286,11 +296,26 @@ void add_calibrate(CLI::App& app) {
       "calibrate", "derive rotations from a capture, or straight from a model and a text");
   command->footer(
       "Examples: oscar calibrate --model smollm2.gguf --text emma.txt --out bundle.h5\n"
-      "          oscar calibrate --capture capture.h5 --recipe official,paper --out b-{recipe}.h5");
+      "          oscar calibrate --capture capture.h5 --recipe official,paper --out b-{recipe}.h5\n"
+      "          oscar calibrate --model smollm2.gguf --text a.txt --moments-out a.h5   (and "
+      "b.h5)\n"
+      "          oscar calibrate --moments a.h5 --moments b.h5 --out bundle.h5\n"
+      "A calibration from a model and a text that was interrupted continues when the same command\n"
+      "is repeated.");
   command->add_option("--capture", options->capture, "capture file");
   command->add_option("--model", options->model, "GGUF file or Hugging Face folder");
   command->add_option("--text", options->texts, "text file; may be given several times");
-  command->add_option("--out", options->out, "bundle to write ({recipe} is replaced)")->required();
+  command->add_option("--out", options->out, "bundle to write ({recipe} is replaced)");
+  command->add_option("--moments-out", options->moments_out,
+                      "write the streamed statistics, to be merged or fitted later");
+  command->add_option("--moments", options->moments,
+                      "statistics of a shard (other tokens, or other heads); several are put "
+                      "together");
+  command->add_flag("--moments-rows", options->moments_rows,
+                    "keep keys and values of all tokens in the statistics, so that the published "
+                    "value weights of a merge are exact");
+  command->add_option("--tp-rank", options->tp_rank,
+                      "RANK/RANKS: the capture holds the heads of one tensor-parallel rank");
   command
       ->add_option("--recipe", options->recipes,
                    "best, lean, light, centered, official, paper, hadamard or auto; several "
@@ -307,6 +332,15 @@ void add_calibrate(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--tokens", options->tokens, "tokens of the text, in all")
       ->check(count_range())
+      ->capture_default_str();
+  command
+      ->add_option("--skip-tokens", options->skip_tokens,
+                   "tokens left out at the start of every text, for shards of one text")
+      ->check(count_range())
+      ->capture_default_str();
+  command
+      ->add_option("--checkpoint-seconds", options->checkpoint_seconds,
+                   "how often a run from a model is saved, so that it can be continued")
       ->capture_default_str();
   command
       ->add_option("--seq-len", options->lengths,

@@ -8,13 +8,18 @@
 namespace oscar {
 
 struct CalibrateCommand {
-  std::string capture;  // or model and texts
+  std::string capture;  // or model and texts, or moments
   std::string model, compute = "fp32";
   std::vector<std::string> texts;
-  std::string out;  // with several recipes it contains "{recipe}"
+  std::vector<std::string> moments;  // shards to put together
+  std::string moments_out;           // statistics to write
+  bool moments_rows = false;
+  std::string tp_rank;  // "r/R": the capture holds the heads of rank r of R
+  std::string out;  // may be empty with moments_out; with several recipes it contains "{recipe}"
   std::vector<std::string> recipes = {"best"};
   size_t tokens = 20480;
   std::vector<size_t> lengths = {2048};
+  size_t skip_tokens = 0;
   // Changes to the recipe; empty or negative = as the recipe says.
   std::string key_target, value_target, composition, key_metric, center_values;
   double clip_k = -1.0, clip_v = -1.0;
@@ -23,6 +28,7 @@ struct CalibrateCommand {
   double held_out = 0.2;
   size_t held_out_tokens = 1024, sink = 64, recent = 256;
   int group = 0, threads = 0;
+  double checkpoint_seconds = 60.0;
   double bits = 3.0, write_cost = 0.2;  // budgets of the recipe "auto"
   bool json = false, quiet = false;
 };

@@ -50,20 +50,64 @@ void CaptureRows::read(size_t layer, CaptureTensor tensor, size_t begin, size_t 
                     static_cast<int64_t>(first_token_ + end), destination);
 }
 
-SpillRows::SpillRows(const std::string& folder, const HeadGeometry& geometry, size_t num_layers,
-                     bool bf16, size_t queries_from)
+SpillRows::SpillRows(const HeadGeometry& geometry, size_t num_layers, bool bf16,
+                     size_t queries_from)
     : geometry_(geometry),
       bf16_(bf16),
       queries_from_(queries_from),
-      extents_(num_layers * kTensors) {
+      extents_(num_layers * kTensors) {}
+
+SpillRows::SpillRows(const std::string& folder, const HeadGeometry& geometry, size_t num_layers,
+                     bool bf16, size_t queries_from)
+    : SpillRows(geometry, num_layers, bf16, queries_from) {
   std::string name = (folder.empty() ? std::string(".") : folder) + "/oscar-calibrate-XXXXXX";
   file_ = mkstemp(name.data());
   OSCAR_CHECK(file_ >= 0, folder, ": cannot create a temporary file: ", std::strerror(errno));
   unlink(name.c_str());
 }
 
+std::unique_ptr<SpillRows> SpillRows::named(const std::string& path, const HeadGeometry& geometry,
+                                            size_t num_layers, bool bf16, size_t queries_from,
+                                            const std::vector<size_t>& resume_offsets) {
+  std::unique_ptr<SpillRows> rows(new SpillRows(geometry, num_layers, bf16, queries_from));
+  const bool resumed = resume_offsets.size() > 1;
+  rows->file_ = open(path.c_str(), O_RDWR | O_CLOEXEC | (resumed ? 0 : O_CREAT | O_TRUNC), 0644);
+  OSCAR_CHECK(rows->file_ >= 0, path, ": cannot open: ", std::strerror(errno));
+  rows->kept_ = resumed;
+  rows->path_ = path;
+  if (resumed) rows->resume(resume_offsets);
+  return rows;
+}
+
 SpillRows::~SpillRows() {
   if (file_ >= 0) close(file_);
+  if (!path_.empty() && !kept_) unlink(path_.c_str());
+}
+
+// Repeats the bookkeeping of append() for the sequences that are in the file.
+void SpillRows::resume(const std::vector<size_t>& offsets) {
+  for (size_t s = 0; s + 1 < offsets.size(); ++s)
+    for (size_t layer = 0; layer < extents_.size() / kTensors; ++layer)
+      for (const CaptureTensor tensor : {CaptureTensor::kK, CaptureTensor::kV, CaptureTensor::kQ})
+        if (tensor != CaptureTensor::kQ || offsets[s + 1] > queries_from_)
+          extend(layer, tensor, offsets[s], offsets[s + 1] - offsets[s]);
+  const off_t bytes = lseek(file_, 0, SEEK_END);
+  OSCAR_CHECK(bytes >= file_bytes_, path_, ": the kept rows end at byte ", bytes,
+              ", expected at least ", file_bytes_);
+}
+
+void SpillRows::keep() {
+  OSCAR_CHECK(!path_.empty(), "rows without a name cannot be kept");
+  OSCAR_CHECK(fdatasync(file_) == 0, path_, ": cannot write to the disk: ", std::strerror(errno));
+  kept_ = true;
+}
+
+// Notes rows at the end of the file.
+void SpillRows::extend(size_t layer, CaptureTensor tensor, size_t first_token, size_t num_tokens) {
+  extents_[layer * kTensors + static_cast<size_t>(tensor)].push_back(
+      {first_token, num_tokens, file_bytes_});
+  file_bytes_ += static_cast<int64_t>(num_tokens * row_elements(tensor) *
+                                      (bf16_ ? sizeof(uint16_t) : sizeof(float)));
 }
 
 size_t SpillRows::row_elements(CaptureTensor tensor) const {
@@ -92,9 +136,7 @@ void SpillRows::write(size_t layer, CaptureTensor tensor, const float* rows, siz
   } else {
     write_all(file_, rows, bytes, file_bytes_);
   }
-  extents_[layer * kTensors + static_cast<size_t>(tensor)].push_back(
-      {first_token, num_tokens, file_bytes_});
-  file_bytes_ += static_cast<int64_t>(bytes);
+  extend(layer, tensor, first_token, num_tokens);
 }
 
 void SpillRows::append(const LayerActivations& activations, size_t first_token) {

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "calib/statistics.h"
@@ -32,15 +34,22 @@ class CaptureRows : public ActivationRows {
   size_t first_token_ = 0;
 };
 
-// An unlinked temporary file: vanishes with the process, holds about
-// 2 x num_layers x num_kv_heads x D x (2 | 4) bytes a token (SmolLM2-135M: 23 KB in bf16), which
-// the page cache keeps out of the process's memory. Keys and values of every token are kept,
-// queries only from token `queries_from` on (the held-out part).
+// A temporary file: unlinked at once and gone with the process, or with a name of its own, so that
+// an interrupted run can go on with it. Holds about 2 x num_layers x num_kv_heads x D x (2 | 4)
+// bytes a token (SmolLM2-135M: 23 KB in bf16), which the page cache keeps out of the process's
+// memory. Keys and values of every token are kept, queries only from token `queries_from` on (the
+// held-out part).
 class SpillRows : public ActivationRows {
  public:
   // folder: where the file is created. bf16: store 16-bit rows (else float32).
   SpillRows(const std::string& folder, const HeadGeometry& geometry, size_t num_layers, bool bf16,
             size_t queries_from);
+  // The named file `path`, removed with this object unless keep() was called. resume_offsets: the
+  // sequences [n + 1] that an earlier run wrote and kept; what lies behind them is overwritten.
+  // Throws Error when the file is shorter than that.
+  static std::unique_ptr<SpillRows> named(const std::string& path, const HeadGeometry& geometry,
+                                          size_t num_layers, bool bf16, size_t queries_from,
+                                          const std::vector<size_t>& resume_offsets);
   ~SpillRows() override;
   SpillRows(const SpillRows&) = delete;
   SpillRows& operator=(const SpillRows&) = delete;
@@ -49,8 +58,14 @@ class SpillRows : public ActivationRows {
   void append(const LayerActivations& activations, size_t first_token);
   void read(size_t layer, CaptureTensor tensor, size_t begin, size_t end,
             float* destination) const override;
+  // Writes everything to the disk and leaves the named file there when this object ends.
+  void keep();
+  void discard() { kept_ = false; }  // takes keep() back
 
  private:
+  SpillRows(const HeadGeometry& geometry, size_t num_layers, bool bf16, size_t queries_from);
+  void extend(size_t layer, CaptureTensor tensor, size_t first_token, size_t num_tokens);
+  void resume(const std::vector<size_t>& offsets);
   // Where rows of consecutive tokens of one tensor lie.
   struct Extent {
     size_t first_token, num_tokens;
@@ -64,6 +79,8 @@ class SpillRows : public ActivationRows {
   HeadGeometry geometry_;
   bool bf16_;
   size_t queries_from_;
+  std::string path_;  // empty = unlinked
+  bool kept_ = false;
   int file_ = -1;
   int64_t file_bytes_ = 0;
   std::vector<std::vector<Extent>> extents_;  // [layer * 3 + tensor]

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +13,7 @@
 #include "calib/activation_rows.h"
 #include "calib/statistics.h"
 #include "io/capture_file.h"
+#include "io/moments_file.h"
 #include "model/transformer.h"
 
 namespace oscar {
@@ -20,12 +24,18 @@ struct Provenance {
   double rope_theta = 0.0;
   size_t num_layers = 0;  // of the model
   RopeConfig rope = {};   // rotary_dim 0 = not known
+  std::string compute;    // "fp32", "bf16" or "capture"
+  // Where every sequence stands in the texts, where that is known: text and first token are used.
+  std::vector<MomentsSequence> origins;
 };
 
-// What visit() must show besides q, k and v.
+// What visit() must show besides q, k and v, and from where.
 struct VisitNeeds {
-  bool outputs = false;      // LayerActivations::o
-  bool log_sum_exp = false;  // LayerActivations::lse
+  bool outputs = false;       // LayerActivations::o
+  bool log_sum_exp = false;   // LayerActivations::lse
+  size_t first_sequence = 0;  // resumable sources only: those before are known and not shown
+  // Called with the number of sequences shown whole in every layer, resumable sources only.
+  std::function<void(size_t)> after_sequence = {};
 };
 
 class ActivationSource {
@@ -44,6 +54,13 @@ class ActivationSource {
                      LayerObserver& observer, const Progress& progress) = 0;
   // Keys and values of every token, queries from `queries_from()` on; valid after visit().
   virtual const ActivationRows& rows() const = 0;
+  virtual std::span<const int32_t> tokens(size_t sequence) const = 0;
+
+  // A source that shows all layers sequence by sequence can go on where an earlier run stopped, if
+  // the rows are kept until then.
+  virtual bool resumable() const { return false; }
+  virtual void keep_rows() { fail("these activations cannot be kept for a later run"); }
+  virtual void discard_rows() {}
 
   size_t num_tokens() const { return sequence_offsets().back(); }
   size_t num_sequences() const { return sequence_offsets().size() - 1; }
@@ -63,6 +80,7 @@ struct ModelSourceOptions {
   Compute compute = Compute::kFp32;  // that of the model
   std::string spill_folder;          // for the temporary file of keys and values
   size_t queries_from = 0;           // queries are kept from this token on
+  std::string rows_path = {};        // named file instead, which makes the source resumable
 };
 // The model must outlive the source. Every sequence is one forward call.
 std::unique_ptr<ActivationSource> model_source(Transformer& model, const Provenance& provenance,

@@ -300,6 +300,29 @@ void LayerMetrics::merge(const LayerMetrics& other) {
   rows_ += other.rows_;
 }
 
+LayerMetrics LayerMetrics::from(const HeadGeometry& geometry, const MetricOptions& options,
+                                std::vector<GramSum> logit, std::vector<GramSum> output) {
+  LayerMetrics metrics;
+  metrics.geometry_ = geometry;
+  metrics.options_ = options;
+  metrics.options_.logit = !logit.empty();
+  metrics.options_.output = !output.empty();
+  if (!logit.empty()) metrics.rows_ = logit[0].count();
+  if (!output.empty()) metrics.rows_ = output[0].count();
+  metrics.logit_ = std::move(logit);
+  metrics.output_ = std::move(output);
+  return metrics;
+}
+
+void LayerMetrics::restore(const LayerMetrics& stored) {
+  if (stored.rows_ == 0.0) return;
+  OSCAR_CHECK(logit_.size() == stored.logit_.size() && output_.size() == stored.output_.size(),
+              "stored attention metrics are of other kinds than those asked for");
+  logit_ = stored.logit_;
+  output_ = stored.output_;
+  rows_ = stored.rows_;
+}
+
 TensorD LayerMetrics::logit_metric(size_t kv_head) const { return logit_.at(kv_head).mean(); }
 TensorD LayerMetrics::output_metric(size_t kv_head) const { return output_.at(kv_head).mean(); }
 

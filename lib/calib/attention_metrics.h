@@ -51,6 +51,15 @@ class LayerMetrics {
   TensorD logit_metric(size_t kv_head) const;
   TensorD output_metric(size_t kv_head) const;
 
+  // The sums [num_kv_heads] to store and to restore; empty = that metric was not asked for. The
+  // rows of both must be the same.
+  const std::vector<GramSum>& logit_sums() const { return logit_; }
+  const std::vector<GramSum>& output_sums() const { return output_; }
+  static LayerMetrics from(const HeadGeometry& geometry, const MetricOptions& options,
+                           std::vector<GramSum> logit, std::vector<GramSum> output);
+  // Goes on adding to stored sums of the same kinds.
+  void restore(const LayerMetrics& stored);
+
  private:
   HeadGeometry geometry_;
   MetricOptions options_;

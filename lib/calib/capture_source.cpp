@@ -26,7 +26,10 @@ class CaptureSource : public ActivationSource {
                    info.tool_version,
                    info.rope_theta,
                    static_cast<size_t>(info.num_layers),
-                   rope_from_json(info.rope_json, reader.path() + ", attribute rope")};
+                   rope_from_json(info.rope_json, reader.path() + ", attribute rope"),
+
+                   "capture",
+                   {}};
     const auto& offsets = reader.sequence_offsets();
     OSCAR_CHECK(first_sequence + 1 < offsets.size(), reader.path(), ": only ", offsets.size() - 1,
                 " sequences, none left after a warm-up of ", first_sequence);
@@ -40,6 +43,12 @@ class CaptureSource : public ActivationSource {
   const Provenance& provenance() const override { return provenance_; }
   const std::vector<size_t>& sequence_offsets() const override { return offsets_; }
   const ActivationRows& rows() const override { return rows_; }
+
+  std::span<const int32_t> tokens(size_t sequence) const override {
+    const std::span<const int32_t> all(reader_.token_ids());
+    return all.subspan(first_token_ + offsets_.at(sequence),
+                       offsets_.at(sequence + 1) - offsets_.at(sequence));
+  }
 
   std::vector<std::vector<size_t>> layer_batches() const override {
     std::vector<std::vector<size_t>> batches;

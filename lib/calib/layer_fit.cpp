@@ -127,21 +127,20 @@ TensorF mean_rows(const LayerStatistics& statistics, RowSum HeadStatistics::*kin
 }
 
 LayerFit::LayerFit(const LayerInputs& inputs, const LayerFitOptions& options)
-    : inputs_(inputs), options_(options), geometry_(inputs.source->geometry()) {
-  if (inputs.split < inputs.source->num_tokens()) prepare_held_out();
+    : inputs_(inputs), options_(options), geometry_(inputs.moments->calibration.geometry()) {
+  const LayerMoments& moments = *inputs.moments;
+  if (moments.held_out && moments.held_out->num_tokens > 0) prepare_held_out();
 }
 
 void LayerFit::prepare_held_out() {
   held_out_.emplace();
-  held_out_->sample =
-      sample_held_out(inputs_.source->rows(), geometry_, inputs_.layer, inputs_.split,
-                      inputs_.source->num_tokens(), options_.held_out_max_tokens);
-  const size_t count = held_out_->sample.num_tokens;
-  held_out_->c_q = key_covariances(*inputs_.held_out, KeyTarget::kQqt);
+  const HeldOutSample& sample = *inputs_.moments->held_out;
+  const size_t count = sample.num_tokens;
+  for (const GramSum& queries : inputs_.moments->held_out_queries)
+    held_out_->c_q.push_back(queries.mean());
   for (size_t h = 0; h < geometry_.num_kv_heads; ++h) {
     std::vector<double> weights(count);
-    proxy_weights(geometry_, held_out_->sample.k.data(), count, h, held_out_->c_q[h],
-                  weights.data());
+    proxy_weights(geometry_, sample.k.data(), count, h, held_out_->c_q[h], weights.data());
     double sum = 0.0;
     for (const double weight : weights) sum += weight;
     for (double& weight : weights) weight *= static_cast<double>(count) / std::max(sum, 1e-12);
@@ -149,17 +148,39 @@ void LayerFit::prepare_held_out() {
   }
 }
 
+void LayerFit::require(bool collected, const char* what) const {
+  OSCAR_CHECK(collected, "layer ", inputs_.layer, ": the statistics hold no ", what,
+              ", which the recipe needs");
+}
+
 const std::vector<TensorD>& LayerFit::keys(KeyTarget target) {
   auto& cached = keys_[target];
-  if (cached.empty()) cached = key_covariances(*inputs_.calibration, target);
+  const LayerStatistics& statistics = inputs_.moments->calibration;
+  if (!cached.empty()) return cached;
+  const bool queries = target == KeyTarget::kQqt;
+  require((queries ? statistics.head(0).queries : statistics.head(0).keys).count() > 0.0,
+          queries ? "second moments of the queries" : "second moments of the keys");
+  cached = key_covariances(statistics, target);
   return cached;
 }
 
 const std::vector<TensorD>& LayerFit::values(ValueTarget target) {
   auto& cached = values_[target];
-  if (cached.empty())
-    cached = value_covariances(*inputs_.calibration, target, inputs_.source->rows(), inputs_.layer,
-                               inputs_.split);
+  if (!cached.empty()) return cached;
+  const LayerMoments& moments = *inputs_.moments;
+  switch (target) {
+    case ValueTarget::kSst:
+      require(moments.calibration.head(0).outputs.count() > 0.0,
+              "second moments of the attention outputs (target sst)");
+      break;
+    case ValueTarget::kProxy:
+      require(!moments.proxy.empty(), "weighted second moments of the values (target proxy)");
+      break;
+    case ValueTarget::kVtv:
+      require(moments.calibration.head(0).values.count() > 0.0, "second moments of the values");
+      break;
+  }
+  cached = value_covariances(moments.calibration, target, moments.proxy);
   return cached;
 }
 
@@ -180,11 +201,14 @@ BundleLayer LayerFit::fit(const RecipeOptions& recipe, LayerReport& report,
   layer.k_clip = recipe.k_clip;
   layer.v_clip = recipe.v_clip;
   if (!recipe.rotation.hadamard) warn_about_rank(recipe, layer, warnings);
-  if (recipe.center_keys) layer.k_mean = mean_rows(*inputs_.calibration, &HeadStatistics::key_mean);
-  if (recipe.center_keys && inputs_.calibration->has_position_means())
-    fit_position_center(*inputs_.calibration, layer.k_position_mean, layer.k_position_offset);
+  const LayerStatistics& statistics = inputs_.moments->calibration;
+  if (recipe.center_keys || recipe.value_centering != ValueCentering::kNever)
+    require(statistics.head(0).key_mean.count() > 0.0, "means (positions behind the sink)");
+  if (recipe.center_keys) layer.k_mean = mean_rows(statistics, &HeadStatistics::key_mean);
+  if (recipe.center_keys && statistics.has_position_means())
+    fit_position_center(statistics, layer.k_position_mean, layer.k_position_offset);
   if (recipe.value_centering == ValueCentering::kAlways)
-    layer.v_mean = mean_rows(*inputs_.calibration, &HeadStatistics::value_mean);
+    layer.v_mean = mean_rows(statistics, &HeadStatistics::value_mean);
   report.layer = inputs_.layer;
   if (held_out_) measure(recipe, layer, report);
   if (recipe.key_metric != KeyMetric::kNone) add_metrics(recipe, layer, warnings);
@@ -195,9 +219,14 @@ BundleLayer LayerFit::fit(const RecipeOptions& recipe, LayerReport& report,
 }
 
 TensorD LayerFit::key_metric(KeyMetric kind, size_t head) const {
-  if (kind == KeyMetric::kQueries) return inputs_.calibration->head(head).queries.mean();
-  return kind == KeyMetric::kOutput ? inputs_.metrics->output_metric(head)
-                                    : inputs_.metrics->logit_metric(head);
+  if (kind == KeyMetric::kQueries) return inputs_.moments->calibration.head(head).queries.mean();
+  const LayerMetrics& metrics = inputs_.moments->metrics;
+  const bool output = kind == KeyMetric::kOutput;
+  const std::vector<GramSum>& sums = output ? metrics.output_sums() : metrics.logit_sums();
+  OSCAR_CHECK(head < sums.size() && sums[head].count() > 0.0, "layer ", inputs_.layer, ", KV head ",
+              head, ": the statistics hold no metric ", metric_name(kind),
+              ", which the recipe needs (sequences longer than sink + recent?)");
+  return sums[head].mean();
 }
 
 void LayerFit::add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
@@ -205,7 +234,8 @@ void LayerFit::add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
   const size_t heads = geometry_.num_kv_heads, dim = geometry_.head_dim;
   layer.k_metric = TensorF({heads, dim, dim});
   layer.v_metric = TensorF({heads, dim, dim});
-  const std::vector<TensorD> v_metrics = value_metrics(*inputs_.energy, heads);
+  require(inputs_.moments->energy != nullptr, "output projections (M_V)");
+  const std::vector<TensorD> v_metrics = value_metrics(*inputs_.moments->energy, heads);
   const auto store = [&](const TensorD& metric, const char* kind, size_t head, float* out) {
     if (store_metric(metric, out)) return;
     for (size_t i = 0; i < dim; ++i) out[i * dim + i] = 1.0F;
@@ -220,21 +250,17 @@ void LayerFit::add_metrics(const RecipeOptions& recipe, BundleLayer& layer,
 
 void LayerFit::decide(const RecipeOptions& recipe, BundleLayer& layer, LayerReport& report,
                       std::vector<std::string>& warnings) {
-  if (!contest_)
-    contest_ = contest_data(inputs_.source->rows(), geometry_, inputs_.layer,
-                            inputs_.source->sequence_offsets(), inputs_.split, options_.contest);
-  if (contest_->num_tokens == 0) {
+  const LayerMoments& moments = *inputs_.moments;
+  if (!moments.contest || moments.contest->num_tokens == 0) {
     warnings.push_back(cat("layer ", inputs_.layer, ": no held-out sequence is longer than sink + ",
                            "recent = ", options_.contest.sink + options_.contest.recent,
                            " tokens; shared rotations, values not centered"));
     return;
   }
-  const DecisionInputs inputs{&*contest_,
-                              inputs_.energy.get(),
-                              &recipe,
+  const DecisionInputs inputs{&*moments.contest, moments.energy.get(), &recipe,
                               rotation_candidates(recipe),
-                              mean_rows(*inputs_.calibration, &HeadStatistics::value_mean),
-                              inputs_.calibration->rope()};
+                              mean_rows(moments.calibration, &HeadStatistics::value_mean),
+                              moments.calibration.rope()};
   decide_by_contest(inputs, layer, report);
   const LayerComparison both =
       sum(minus_centered(report.k_decisions), minus_centered(report.v_decisions));
@@ -288,7 +314,7 @@ void LayerFit::warn_about_rank(const RecipeOptions& recipe, const BundleLayer& l
 SideReport LayerFit::measure_side(const std::vector<float>& x, const TensorF& rotation,
                                   const TensorF& mean, double clip, HadamardForm form,
                                   const ErrorWeights& weights, bool centered_energy) const {
-  const size_t count = held_out_->sample.num_tokens, dim = geometry_.head_dim;
+  const size_t count = inputs_.moments->held_out->num_tokens, dim = geometry_.head_dim;
   TensorF hadamard({1, dim, dim});
   hadamard.values = to_float(hadamard_matrix(dim, form));
   CodecSpec codec;
@@ -310,10 +336,11 @@ SideReport LayerFit::measure_side(const std::vector<float>& x, const TensorF& ro
 void LayerFit::measure(const RecipeOptions& recipe, const BundleLayer& layer,
                        LayerReport& report) const {
   report.measured = true;
-  report.k = measure_side(held_out_->sample.k, layer.k_rotation, layer.k_mean, recipe.k_clip,
-                          recipe.rotation.form, {.matrices = &held_out_->c_q}, true);
-  report.v = measure_side(held_out_->sample.v, layer.v_rotation, layer.v_mean, recipe.v_clip,
-                          recipe.rotation.form, {.tokens = &held_out_->weights}, false);
+  report.k = measure_side(inputs_.moments->held_out->k, layer.k_rotation, layer.k_mean,
+                          recipe.k_clip, recipe.rotation.form, {.matrices = &held_out_->c_q}, true);
+  report.v =
+      measure_side(inputs_.moments->held_out->v, layer.v_rotation, layer.v_mean, recipe.v_clip,
+                   recipe.rotation.form, {.tokens = &held_out_->weights}, false);
 }
 
 }  // namespace oscar

@@ -8,10 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "calib/activation_source.h"
-#include "calib/attention_metrics.h"
-#include "calib/contest.h"
-#include "calib/held_out.h"
+#include "calib/layer_moments.h"
 #include "calib/recipes.h"
 #include "io/bundle_file.h"
 
@@ -61,21 +58,14 @@ struct LayerReport {
 };
 
 struct LayerFitOptions {
-  size_t held_out_max_tokens = 1024;
   int group = 0;
   ContestOptions contest;
 };
 
-// Everything known about one layer. Pointers may be null where the recipes do not need them.
 struct LayerInputs {
-  const ActivationSource* source = nullptr;
   size_t layer = 0;
-  size_t split = 0;  // first held-out token
-  const LayerStatistics* calibration = nullptr;
-  const LayerStatistics* held_out = nullptr;  // empty statistics without held-out tokens
-  const LayerMetrics* metrics = nullptr;
-  std::shared_ptr<const OutputEnergy> energy;  // W_O of the model, or identity
-  bool energy_known = false;                   // false: identity, weights not given
+  const LayerMoments* moments = nullptr;
+  bool energy_known = false;  // false: W_O is the identity, weights not given
 };
 
 // A rotation that competes with the layer's own, [1 or Hkv, D, D].
@@ -84,20 +74,21 @@ struct RotationCandidate {
   TensorF k, v;
 };
 
-// Fits recipes; what several of them share is computed once.
+// Fits recipes; what several of them share is computed once. Throws Error naming layer and
+// statistic when a recipe needs one that was not collected.
 class LayerFit {
  public:
-  LayerFit(const LayerInputs& inputs, const LayerFitOptions& options);
+  LayerFit(const LayerInputs& inputs, const LayerFitOptions& options);  // of a live LayerMoments
   BundleLayer fit(const RecipeOptions& recipe, LayerReport& report,
                   std::vector<std::string>& warnings);
 
  private:
   struct HeldOut {
-    HeldOutSample sample;
     std::vector<TensorD> c_q;                  // [Hkv] of [D, D]
     std::vector<std::vector<double>> weights;  // [Hkv] of [num_tokens], mean 1
   };
   void prepare_held_out();
+  void require(bool collected, const char* what) const;
   const std::vector<TensorD>& keys(KeyTarget target);
   const std::vector<TensorD>& values(ValueTarget target);
   TensorD key_metric(KeyMetric kind, size_t head) const;
@@ -117,7 +108,6 @@ class LayerFit {
   const LayerFitOptions options_;
   HeadGeometry geometry_;
   std::optional<HeldOut> held_out_;
-  std::optional<ContestData> contest_;
   std::map<KeyTarget, std::vector<TensorD>> keys_;
   std::map<ValueTarget, std::vector<TensorD>> values_;
 };

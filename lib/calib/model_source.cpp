@@ -59,24 +59,46 @@ class ModelSource : public ActivationSource {
     return {all};
   }
 
-  void visit(const std::vector<size_t>& layers, const VisitNeeds&, LayerObserver& observer,
+  std::span<const int32_t> tokens(size_t sequence) const override {
+    return sequences_.at(sequence);
+  }
+  bool resumable() const override { return !options_.rows_path.empty(); }
+  void keep_rows() override { spill_->keep(); }
+  void discard_rows() override {
+    if (spill_ != nullptr) spill_->discard();
+  }
+
+  void visit(const std::vector<size_t>& layers, const VisitNeeds& needs, LayerObserver& observer,
              const Progress& progress) override {
     OSCAR_CHECK(layers.size() == model_.config().num_layers,
                 "calibration: a forward pass shows all layers at once");
-    spill_ = std::make_unique<SpillRows>(options_.spill_folder, geometry_, layers.size(),
-                                         options_.compute == Compute::kBf16, options_.queries_from);
+    open_spill(layers.size(), needs.first_sequence);
     SpillingObserver spilling(observer, *spill_);
-    for (size_t s = 0; s < sequences_.size(); ++s) {
+    for (size_t s = needs.first_sequence; s < sequences_.size(); ++s) {
       progress.step({"forward", offsets_[s], offsets_.back(), "tokens"});
       KvCache cache(model_.config(), arm_);
       spilling.start(s, offsets_[s]);
       const SequenceChunk chunk{.tokens = sequences_[s], .cache = &cache};
       model_.observe({&chunk, 1}, spilling);
+      if (needs.after_sequence) needs.after_sequence(s + 1);
     }
     progress.step({"forward", offsets_.back(), offsets_.back(), "tokens"});
   }
 
  private:
+  void open_spill(size_t num_layers, size_t first_sequence) {
+    const bool bf16 = options_.compute == Compute::kBf16;
+    if (!resumable()) {
+      OSCAR_CHECK(first_sequence == 0, "calibration: this source cannot be resumed");
+      spill_ = std::make_unique<SpillRows>(options_.spill_folder, geometry_, num_layers, bf16,
+                                           options_.queries_from);
+      return;
+    }
+    const auto end = offsets_.begin() + static_cast<std::ptrdiff_t>(first_sequence) + 1;
+    spill_ = SpillRows::named(options_.rows_path, geometry_, num_layers, bf16,
+                              options_.queries_from, {offsets_.begin(), end});
+  }
+
   Transformer& model_;
   HeadGeometry geometry_;
   Provenance provenance_;

@@ -27,45 +27,6 @@ std::vector<TensorD> means(const LayerStatistics& statistics, GramSum HeadStatis
   return result;
 }
 
-// V^T diag(w) V / sum(w), w = k C_Q k^T: the published proxy (weights of mean 1, divided by T).
-std::vector<TensorD> proxy_covariances(const LayerStatistics& statistics,
-                                       const ActivationRows& rows, size_t layer,
-                                       size_t num_tokens) {
-  const HeadGeometry& geometry = statistics.geometry();
-  const size_t num_heads = geometry.num_kv_heads, row = num_heads * geometry.head_dim;
-  const std::vector<TensorD> c_q = means(statistics, &HeadStatistics::queries);
-  constexpr size_t kItems = kChunkTokens / kItemTokens;
-  std::vector<GramSum> grams(num_heads * kItems, GramSum(geometry.head_dim));
-  std::vector<double> weight_sums(num_heads * kItems, 0.0);
-  std::vector<float> k(std::min(kChunkTokens, num_tokens) * row), v(k.size());
-  for (size_t first = 0; first < num_tokens; first += kChunkTokens) {
-    const size_t count = std::min(kChunkTokens, num_tokens - first);
-    rows.read(layer, CaptureTensor::kK, first, first + count, k.data());
-    rows.read(layer, CaptureTensor::kV, first, first + count, v.data());
-    parallel_for(num_heads * kItems, [&](size_t item) {
-      const size_t h = item / kItems, begin = item % kItems * kItemTokens;
-      if (begin >= count) return;
-      const size_t tokens = std::min(kItemTokens, count - begin);
-      std::vector<double> weights(tokens);
-      proxy_weights(geometry, k.data() + begin * row, tokens, h, c_q[h], weights.data());
-      for (const double weight : weights) weight_sums[item] += weight;
-      grams[item].add(head_rows(geometry, v.data(), h, begin, begin + tokens), weights.data());
-    });
-  }
-  std::vector<TensorD> result;
-  for (size_t h = 0; h < num_heads; ++h) {
-    double weight_sum = 0.0;
-    for (size_t i = 0; i < kItems; ++i) {
-      weight_sum += weight_sums[h * kItems + i];
-      if (i > 0) grams[h * kItems].merge(grams[h * kItems + i]);
-    }
-    TensorD covariance = grams[h * kItems].sum();
-    for (double& value : covariance.values) value /= std::max(weight_sum, 1e-12);
-    result.push_back(std::move(covariance));
-  }
-  return result;
-}
-
 TensorD identity(size_t dim) {
   TensorD result({dim, dim});
   for (size_t i = 0; i < dim; ++i) result.values[i * dim + i] = 1.0;
@@ -113,18 +74,55 @@ std::vector<TensorD> key_covariances(const LayerStatistics& statistics, KeyTarge
                target == KeyTarget::kQqt ? &HeadStatistics::queries : &HeadStatistics::keys);
 }
 
+// The published proxy is V^T diag(w) V / sum(w): weights of mean 1, divided by T.
 std::vector<TensorD> value_covariances(const LayerStatistics& statistics, ValueTarget target,
-                                       const ActivationRows& rows, size_t layer,
-                                       size_t num_tokens) {
+                                       const std::vector<GramSum>& proxy) {
   switch (target) {
     case ValueTarget::kSst:
       return means(statistics, &HeadStatistics::outputs);
     case ValueTarget::kVtv:
       return means(statistics, &HeadStatistics::values);
     case ValueTarget::kProxy:
-      return proxy_covariances(statistics, rows, layer, num_tokens);
+      break;
   }
-  fail("unknown value target");
+  std::vector<TensorD> result;
+  for (const GramSum& sum : proxy) result.push_back(sum.mean());
+  return result;
+}
+
+std::vector<GramSum> proxy_sums(const LayerStatistics& statistics, const ActivationRows& rows,
+                                size_t layer, size_t num_tokens) {
+  const HeadGeometry& geometry = statistics.geometry();
+  const size_t num_heads = geometry.num_kv_heads, row = num_heads * geometry.head_dim;
+  const std::vector<TensorD> c_q = means(statistics, &HeadStatistics::queries);
+  constexpr size_t kItems = kChunkTokens / kItemTokens;
+  std::vector<GramSum> grams(num_heads * kItems, GramSum(geometry.head_dim));
+  std::vector<double> weight_sums(num_heads * kItems, 0.0);
+  std::vector<float> k(std::min(kChunkTokens, num_tokens) * row), v(k.size());
+  for (size_t first = 0; first < num_tokens; first += kChunkTokens) {
+    const size_t count = std::min(kChunkTokens, num_tokens - first);
+    rows.read(layer, CaptureTensor::kK, first, first + count, k.data());
+    rows.read(layer, CaptureTensor::kV, first, first + count, v.data());
+    parallel_for(num_heads * kItems, [&](size_t item) {
+      const size_t h = item / kItems, begin = item % kItems * kItemTokens;
+      if (begin >= count) return;
+      const size_t tokens = std::min(kItemTokens, count - begin);
+      std::vector<double> weights(tokens);
+      proxy_weights(geometry, k.data() + begin * row, tokens, h, c_q[h], weights.data());
+      for (const double weight : weights) weight_sums[item] += weight;
+      grams[item].add(head_rows(geometry, v.data(), h, begin, begin + tokens), weights.data());
+    });
+  }
+  std::vector<GramSum> result;
+  for (size_t h = 0; h < num_heads; ++h) {
+    double weight_sum = 0.0;
+    for (size_t i = 0; i < kItems; ++i) {
+      weight_sum += weight_sums[h * kItems + i];
+      if (i > 0) grams[h * kItems].merge(grams[h * kItems + i]);
+    }
+    result.push_back(GramSum::from(grams[h * kItems].sum(), std::max(weight_sum, 1e-12)));
+  }
+  return result;
 }
 
 void proxy_weights(const HeadGeometry& geometry, const float* k, size_t num_tokens, size_t kv_head,

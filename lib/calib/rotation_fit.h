@@ -28,10 +28,15 @@ const char* target_name(ValueTarget target);
 
 // Covariances [D, D] of every KV head, all in double.
 std::vector<TensorD> key_covariances(const LayerStatistics& statistics, KeyTarget target);
-// Tokens [0, num_tokens) of `rows` are those behind `statistics`; read (twice visited) only for the
-// proxy: w needs C_Q first, so the proxy is exact from two passes over keys and values.
+// proxy: proxy_sums(), read for that target only.
 std::vector<TensorD> value_covariances(const LayerStatistics& statistics, ValueTarget target,
-                                       const ActivationRows& rows, size_t layer, size_t num_tokens);
+                                       const std::vector<GramSum>& proxy);
+
+// V^T diag(w) V of every KV head [Hkv] with count = sum of w, over tokens [0, num_tokens) of
+// `rows`, which are those behind `statistics`: w needs C_Q first, so keys and values are visited
+// twice.
+std::vector<GramSum> proxy_sums(const LayerStatistics& statistics, const ActivationRows& rows,
+                                size_t layer, size_t num_tokens);
 
 // Weights w_t = k_t C_Q,h k_t^T (not normalised) of tokens [0, num_tokens) of k [num_tokens, Hkv,
 // D] for one head; tiny negative rounding is set to 0.

@@ -44,14 +44,19 @@ class LayerStatistics {
 
   const HeadGeometry& geometry() const { return geometry_; }
   bool has_position_means() const { return options_.rope != nullptr; }
+  std::shared_ptr<const RopeTable> shared_rope() const { return options_.rope; }
   const RopeTable* rope() const { return options_.rope.get(); }
+  // The sum behind mean_rope(), to store and to restore.
+  const RowSum& rope_rows() const { return rope_rows_; }
+  void restore_rope_rows(const RowSum& rows) { rope_rows_ = rows; }
   // Mean of the RoPE table's rows over the positions behind the means: cosines, then sines
   // [rotary_dim].
   std::vector<double> mean_rope() const { return rope_rows_.mean(); }
   // cos^2 + sin^2 of the table: the square of the attention factor.
   double rope_energy() const;
   const HeadStatistics& head(size_t kv_head) const { return heads_[kv_head]; }
-  double tokens() const;  // behind the second moments
+  HeadStatistics& head(size_t kv_head) { return heads_[kv_head]; }  // to restore stored sums
+  double tokens() const;                                            // behind the second moments
 
   // Mean over KV heads of one kind of second moment [D, D] (every head has seen the same tokens).
   TensorD mean_over_heads(GramSum HeadStatistics::*kind) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <span>
 
 #include "base/error.h"
 #include "io/sha256.h"
@@ -19,9 +20,17 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// Cuts one text; its share of the budget is divided evenly over the lengths.
-void cut(const std::vector<int32_t>& ids, size_t budget, const std::vector<size_t>& lengths,
-         const std::string& path, TextSequences& result) {
+// Cuts one text; its share of the budget is divided evenly over the lengths. skipped: tokens of the
+// text before the first of `ids`.
+void cut(std::span<const int32_t> ids, size_t budget, const std::vector<size_t>& lengths,
+         const std::string& path, int64_t text, size_t skipped, TextSequences& result) {
+  const auto take = [&](size_t position, size_t count) {
+    const auto tokens = ids.subspan(position, count);
+    result.sequences.emplace_back(tokens.begin(), tokens.end());
+    result.origins.push_back({.text = text,
+                              .first_token = static_cast<int64_t>(skipped + position),
+                              .tokens = static_cast<int64_t>(count)});
+  };
   const size_t shortest = *std::min_element(lengths.begin(), lengths.end());
   size_t position = 0;
   std::vector<size_t> taken(lengths.size(), 0);
@@ -33,15 +42,13 @@ void cut(const std::vector<int32_t>& ids, size_t budget, const std::vector<size_
       if (best == lengths.size() || taken[i] < taken[best]) best = i;
     }
     if (best == lengths.size()) break;
-    result.sequences.emplace_back(
-        ids.begin() + static_cast<std::ptrdiff_t>(position),
-        ids.begin() + static_cast<std::ptrdiff_t>(position + lengths[best]));
+    take(position, lengths[best]);
     position += lengths[best];
     taken[best] += lengths[best];
   }
   if (position == 0) {
     const size_t count = std::min(ids.size(), budget);
-    result.sequences.emplace_back(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count));
+    take(0, count);
     result.warnings.push_back(cat(path, ": ", ids.size(), " tokens, of which ", budget,
                                   " are wanted, give one sequence of ", count,
                                   " instead of the length ", shortest));
@@ -81,7 +88,11 @@ TextSequences load_text_sequences(const std::vector<std::string>& paths, const T
     hashes += sha256_hex(text);
     const std::vector<int32_t> ids = tokenizer.encode(text, false);
     OSCAR_CHECK(!ids.empty(), path, ": the text has no tokens");
-    cut(ids, budget, options.lengths, path, result);
+    OSCAR_CHECK(options.skip_tokens < ids.size(), "--skip-tokens ", options.skip_tokens, ": ", path,
+                " has ", ids.size(), " tokens");
+    cut(std::span(ids).subspan(options.skip_tokens), budget, options.lengths, path,
+        static_cast<int64_t>(std::count(hashes.begin(), hashes.end(), ',')), options.skip_tokens,
+        result);
   }
   result.text_sha256 = hashes;
   return result;

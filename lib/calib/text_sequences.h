@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "io/moments_file.h"
 #include "model/config.h"
 #include "model/tokenizer.h"
 
@@ -14,10 +15,12 @@ namespace oscar {
 struct TextOptions {
   size_t num_tokens = 20480;             // in all, divided evenly over the texts and lengths
   std::vector<size_t> lengths = {2048};  // of the sequences; several are pooled
+  size_t skip_tokens = 0;                // at the start of every text, for shards of one text
 };
 
 struct TextSequences {
   std::vector<std::vector<int32_t>> sequences;
+  std::vector<MomentsSequence> origins;  // of every sequence: text, first token, tokens
   std::string text_sha256;  // of the file; of several, joined by commas (so that each is found)
   std::vector<std::string> warnings;
   size_t num_tokens() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/cpu.h"
 #include "base/error.h"
@@ -117,6 +118,13 @@ void RowSum::merge(const RowSum& other) {
               other.sum_.size());
   for (size_t d = 0; d < sum_.size(); ++d) sum_[d] += other.sum_[d];
   count_ += other.count_;
+}
+
+RowSum RowSum::from(std::vector<double> sum, double count) {
+  RowSum result;
+  result.sum_ = std::move(sum);
+  result.count_ = count;
+  return result;
 }
 
 std::vector<double> RowSum::mean() const {

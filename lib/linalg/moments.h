@@ -54,6 +54,8 @@ class RowSum {
   void merge(const RowSum& other);
   double count() const { return count_; }
   const std::vector<double>& sum() const { return sum_; }
+  // Restores an accumulator from its sum and count.
+  static RowSum from(std::vector<double> sum, double count);
   std::vector<double> mean() const;  // throws without rows
 
  private:

@@ -64,8 +64,9 @@ void check_model(const std::string& model_path, const std::string& fixture,
     const std::string group = "/l" + std::to_string(layer) + "/";
     check_heads(file, group + "C_Q_head", key_covariances(moments, KeyTarget::kQqt), kTolerance);
     check_heads(file, group + "C_K_head", key_covariances(moments, KeyTarget::kKtk), kTolerance);
+    const auto proxy = proxy_sums(moments, source->rows(), layer, ids.size());
     const auto values = [&](ValueTarget target) {
-      return value_covariances(moments, target, source->rows(), layer, ids.size());
+      return value_covariances(moments, target, proxy);
     };
     check_heads(file, group + "C_V_head", values(ValueTarget::kVtv), kTolerance);
     check_heads(file, group + "C_S_SV_head", values(ValueTarget::kSst), kTolerance);
