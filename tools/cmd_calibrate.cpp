@@ -163,13 +163,14 @@ void open_model(const CalibrateCommand& options, double held_out_fraction, OpenS
   std::vector<size_t> offsets{0};
   for (const auto& sequence : text.sequences) offsets.push_back(offsets.back() + sequence.size());
   const std::string folder = std::filesystem::path(options.out).parent_path().string();
-  open.source = model_source(*open.model,
-                             {config.architecture, model_sha256(*open.weights), tokenizer->sha256(),
-                              text.text_sha256, tool_version(), config.rope.theta,
-                              config.num_layers, config.rope, options.compute, std::move(text.origins)},
-                             std::move(text.sequences),
-                             {compute, folder, held_out_begin(offsets, held_out_fraction),
-                              checkpoint_path(options) + "-rows"});
+  open.source =
+      model_source(*open.model,
+                   {config.architecture, model_sha256(*open.weights), tokenizer->sha256(),
+                    text.text_sha256, tool_version(), config.rope.theta, config.num_layers,
+                    config.rope, options.compute, std::move(text.origins)},
+                   std::move(text.sequences),
+                   {compute, folder, held_out_begin(offsets, held_out_fraction),
+                    checkpoint_path(options) + "-rows"});
 }
 
 OpenSource open_source(const CalibrateCommand& options) {

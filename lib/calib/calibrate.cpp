@@ -299,7 +299,6 @@ size_t held_out_begin(const std::vector<size_t>& sequence_offsets, double fracti
   return best;
 }
 
-
 CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& options,
                             const Progress& progress) {
   check_options(options);
@@ -321,13 +320,13 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
   for (const std::vector<size_t>& batch : batches) {
     const Energies energies =
         needs.output_energy ? output_energies(source, options, batch) : Energies{};
-    Collector collector(source, batch,
-                        {.outputs = needs.outputs, .mean_from_position = options.sink, .rope = rope},
-                        {.sink = options.sink,
-                         .recent = options.recent,
-                         .logit = needs.metric_logit,
-                         .output = needs.metric_output},
-                        energies, split);
+    Collector collector(
+        source, batch, {.outputs = needs.outputs, .mean_from_position = options.sink, .rope = rope},
+        {.sink = options.sink,
+         .recent = options.recent,
+         .logit = needs.metric_logit,
+         .output = needs.metric_output},
+        energies, split);
     visit(source, batch,
           {.outputs = needs.outputs || needs.metric_output, .log_sum_exp = needs.metrics()}, info,
           checkpoint, fitter.windows(), collector, progress, result);
@@ -360,8 +359,8 @@ CalibrationResult calibrate_moments(const std::vector<std::string>& paths,
   const HeadGeometry geometry{static_cast<size_t>(merged.info().num_heads),
                               static_cast<size_t>(merged.info().num_kv_heads),
                               static_cast<size_t>(merged.info().head_dim)};
-  const auto rope =
-      rope_table(rope_from_json(merged.info().rope_json, paths[0] + ", attribute rope"), merged.info());
+  const auto rope = rope_table(
+      rope_from_json(merged.info().rope_json, paths[0] + ", attribute rope"), merged.info());
   for (const int64_t layer : merged.layers()) {
     MomentsLayer stored = merged.layer(layer);
     LayerMoments moments = from_moments(stored, geometry, fitter.windows(), rope);

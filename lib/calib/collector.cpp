@@ -50,7 +50,8 @@ void Collector::on_layer(const LayerActivations& activations) {
 }
 
 void Collector::restore(size_t layer, const MomentsLayer& stored, const ContestOptions& windows) {
-  const LayerMoments found = from_moments(stored, geometry_, windows, layers_.at(layer).calibration.shared_rope());
+  const LayerMoments found =
+      from_moments(stored, geometry_, windows, layers_.at(layer).calibration.shared_rope());
   LayerMoments& moments = layers_.at(layer);
   for (size_t h = 0; h < geometry_.num_kv_heads; ++h)
     moments.calibration.head(h) = found.calibration.head(h);

@@ -257,7 +257,9 @@ void LayerFit::decide(const RecipeOptions& recipe, BundleLayer& layer, LayerRepo
                            " tokens; shared rotations, values not centered"));
     return;
   }
-  const DecisionInputs inputs{&*moments.contest, moments.energy.get(), &recipe,
+  const DecisionInputs inputs{&*moments.contest,
+                              moments.energy.get(),
+                              &recipe,
                               rotation_candidates(recipe),
                               mean_rows(moments.calibration, &HeadStatistics::value_mean),
                               moments.calibration.rope()};

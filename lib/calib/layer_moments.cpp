@@ -90,7 +90,8 @@ std::vector<GramSum> grams_of(const Moment* moment) {
 }
 
 void restore_statistics(const MomentsLayer& moments, LayerStatistics& statistics) {
-  if (const Moment* rope = find(moments, "rope_sum"); rope != nullptr && statistics.rope() != nullptr)
+  if (const Moment* rope = find(moments, "rope_sum");
+      rope != nullptr && statistics.rope() != nullptr)
     statistics.restore_rope_rows(RowSum::from(
         {rope->sum.at(0), rope->sum.at(0) + statistics.rope()->rotary_dim}, rope->count));
   const std::pair<const char*, GramSum HeadStatistics::*> grams[] = {
@@ -99,7 +100,8 @@ void restore_statistics(const MomentsLayer& moments, LayerStatistics& statistics
       {"values", &HeadStatistics::values},
       {"outputs", &HeadStatistics::outputs}};
   const std::pair<const char*, RowSum HeadStatistics::*> sums[] = {
-      {"key_sum", &HeadStatistics::key_mean}, {"value_sum", &HeadStatistics::value_mean},
+      {"key_sum", &HeadStatistics::key_mean},
+      {"value_sum", &HeadStatistics::value_mean},
       {"key_position_sum", &HeadStatistics::key_position_mean}};
   for (size_t h = 0; h < statistics.geometry().num_kv_heads; ++h) {
     for (const auto& [name, kind] : grams)
@@ -164,8 +166,7 @@ MomentsLayer to_moments(const LayerMoments& layer) {
 }
 
 LayerMoments from_moments(const MomentsLayer& moments, const HeadGeometry& geometry,
-                          const ContestOptions& windows,
-                          std::shared_ptr<const RopeTable> rope) {
+                          const ContestOptions& windows, std::shared_ptr<const RopeTable> rope) {
   if (find(moments, "rope_sum") == nullptr) rope = nullptr;
   LayerMoments layer;
   layer.calibration = LayerStatistics(geometry, {.outputs = find(moments, "outputs") != nullptr,

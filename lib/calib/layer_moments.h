@@ -29,7 +29,8 @@ struct LayerMoments {
 
 // The stored form; the rows behind the sums (rows_k, rows_v) are the caller's.
 MomentsLayer to_moments(const LayerMoments& layer);
-// windows: sink and recent of the file; rope: of its positions, may be null. Bits of the sums are kept.
+// windows: sink and recent of the file; rope: of its positions, may be null. Bits of the sums are
+// kept.
 LayerMoments from_moments(const MomentsLayer& moments, const HeadGeometry& geometry,
                           const ContestOptions& windows,
                           std::shared_ptr<const RopeTable> rope = nullptr);

@@ -18,13 +18,11 @@ struct SumName {
   const char* name;
   bool matrix;  // [h, D, D], else [h, D]
 };
-constexpr SumName kSums[] = {{"queries", true},      {"keys", true},
-                             {"values", true},       {"outputs", true},
-                             {"key_sum", false},     {"value_sum", false},
-                            {"key_position_sum", false},
-                            {"rope_sum", false},
-                             {"logit_metric", true}, {"output_metric", true},
-                             {"proxy", true},        {"held_out_queries", true}};
+constexpr SumName kSums[] = {
+    {"queries", true},           {"keys", true},      {"values", true},
+    {"outputs", true},           {"key_sum", false},  {"value_sum", false},
+    {"key_position_sum", false}, {"rope_sum", false}, {"logit_metric", true},
+    {"output_metric", true},     {"proxy", true},     {"held_out_queries", true}};
 struct RowsName {
   const char* name;
   bool query_heads;  // [n, h G, D], else [n, h, D]
