@@ -26,8 +26,9 @@ void add_compare(CLI::App& app) {
       "Example:\n  oscar compare --model model.gguf --text pride_and_prejudice.txt --bundle "
       "best.h5 "
       "\\\n    --windows 4 --out compare.jsonl --markdown compare.md --html compare.html");
-  command->callback([options] {
+  command->callback([options, command] {
     EvalOptions chosen = *options;
+    chosen.baseline_optional = command->count("--baseline") == 0;
     if (chosen.arms.empty()) {
       std::optional<Bundle> bundle;
       if (!chosen.bundle.empty()) bundle = read_bundle(chosen.bundle);

@@ -54,6 +54,7 @@ EvalRequest request_of(const EvalOptions& options) {
   request.compute = options.compute == "bf16" ? Compute::kBf16 : Compute::kFp32;
   request.seed = options.seed;
   request.baseline = options.baseline;
+  request.baseline_optional = options.baseline_optional;
   if (!options.out.empty()) request.partial_path = options.out + ".partial.jsonl";
   request.labels = {
       {"tool", tool_version()}, {"device", device_name()}, {"command", command_line()}};
@@ -154,7 +155,8 @@ void add_eval_options(CLI::App& app, EvalOptions& options) {
   app.add_option("--html", options.html, "report as one HTML file");
   app.add_option("--baseline", options.baseline,
                  "print paired KL differences of all arms against this one");
-  app.add_option("--max-kl", options.max_kl, "exit code 2 when the KL of an arm is larger");
+  app.add_option("--max-kl", options.max_kl, "exit code 2 when the KL of an arm is larger")
+      ->check(CLI::Range(1e-9, 1e3));
   app.add_flag("--bos", options.bos, "one beginning-of-sequence token before each window");
   app.add_flag("--no-null", options.no_null, "leave out the noise-floor run");
   app.add_flag("--allow-overlap", options.allow_overlap,

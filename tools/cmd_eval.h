@@ -15,7 +15,8 @@ struct EvalOptions {
   std::string model, bundle;
   std::vector<std::string> texts, arms, sets{"ppl", "kl"};
   std::string reference = "bf16", rows = "auto", mode = "exact", compute = "fp32", meta = "fp16";
-  std::string baseline;  // kl differences between test arms are against it
+  std::string baseline;            // kl differences between test arms are against it
+  bool baseline_optional = false;  // a default: no error when its arm is not in the run
   std::string out, markdown, html;
   size_t length = 2048, windows = 8, sink = 64, recent = 256, prefill = 0;
   int group = 0, threads = 0;

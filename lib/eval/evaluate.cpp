@@ -174,6 +174,11 @@ EvalSession open_session(const EvalRequest& request) {
       session.notes.push_back(cat("arm ", name, " left out: ", problem.what()));
     }
   }
+  const bool has_baseline =
+      std::any_of(session.arms.begin(), session.arms.end(),
+                  [&](const auto& arm) { return arm->name == request.baseline; });
+  OSCAR_CHECK(request.baseline.empty() || request.baseline_optional || has_baseline, "--baseline ",
+              request.baseline, ": no arm of this run has that name");
   session.transformer = std::make_unique<Transformer>(session.weights, request.compute);
   session.labels["model"] = session.weights->config.name;
   session.labels["model_sha256"] = model_sha256(*session.weights);
@@ -195,11 +200,13 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
     session.notes.push_back(cat(windows.tokens_dropped,
                                 " tokens at text ends do not fill a window and are not scored"));
   }
+  // The run's windows count even when no arm uses them: the scored rows do not depend on the arms.
+  const WindowSpec& run_windows = request.arm_options.windows;
   size_t high_precision = 0;
   for (const auto& arm : session.arms) {
-    if (arm->quantized) {
-      high_precision = std::max(high_precision, arm->windows.sink + arm->windows.recent);
-    }
+    if (!arm->quantized) continue;
+    high_precision = std::max({high_precision, arm->windows.sink + arm->windows.recent,
+                               run_windows.sink + run_windows.recent});
   }
   LikelihoodOptions options;
   options.targets = scored_targets(parse_row_selection(request.rows), request.length,

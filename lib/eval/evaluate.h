@@ -37,8 +37,10 @@ struct EvalRequest {
   ArmOptions arm_options;
   Compute compute = Compute::kFp32;
   uint64_t seed = kBootstrapSeed;
-  std::string partial_path;                   // finished windows; empty = not kept
-  std::string baseline;                       // arm for paired divergence differences; empty = none
+  std::string partial_path;  // finished windows; empty = not kept
+  std::string baseline;      // arm for paired divergence differences; empty = none
+  bool baseline_optional =
+      false;  // without the baseline's arm: no differences, instead of an error
   std::map<std::string, std::string> labels;  // for every row: tool, device, command
 };
 

@@ -67,6 +67,8 @@ echo "A short text." >"$folder/brief.txt"
 expect 1 "brief.txt" eval --model "$model" --text "$folder/brief.txt" --arm naive-windows --set kl --length 512 --windows 1 --out "$folder/none.jsonl"
 expect 1 "nonsense" eval --model "$model" --text "$other" --arm nonsense --set kl --length 512 --windows 1 --out "$folder/none.jsonl"
 expect 1 "bundle" eval --model "$model" --text "$other" --arm oscar --set kl --length 512 --windows 1 --out "$folder/none.jsonl"
+expect 1 "max-kl" eval --model "$model" --text "$other" --arm int8 --set kl --length 512 --windows 1 --max-kl -1 --out "$folder/none.jsonl"
+expect 1 "no arm of this run" compare --model "$model" --text "$other" --arm int8 --set kl --length 512 --windows 1 --baseline absent --out "$folder/none.jsonl"
 expect 1 "sink" eval --model "$model" --text "$other" --arm hadamard --set kl --length 512 --windows 1 --sink 18446744073709551615 --out "$folder/none.jsonl"
 expect 1 "recent" generate --model "$model" --arm hadamard --recent -1 --prompt x
 expect 1 "context" capture --model "$model" --text "$text" --seq-len 16384 --tokens 16384 --out "$folder/none.h5"

@@ -89,6 +89,40 @@ TEST_CASE("eval stores rows, table and page, and removes its finished windows", 
   CHECK(content(folder / "again.html") == content(options.html));
 }
 
+TEST_CASE("a baseline that no arm has is refused, a default one is left out", "[model]") {
+  SKIP_UNLESS(oscar_test::demo_model() && oscar_test::demo_text("persuasion"),
+              "the demo model is not in the cache folder");
+  const TemporaryFolder folder;
+  EvalOptions options = small_options(folder);
+  options.arms = {"int8"};
+  CHECK_THROWS_WITH(run_eval(options), Contains("--baseline hadamard") && Contains("no arm"));
+  CHECK_FALSE(std::filesystem::exists(options.out));
+  options.baseline_optional = true;
+  run_eval(options);
+  for (const ResultRow& row : read_rows(options.out)) CHECK(row.paired_with != "hadamard");
+}
+
+TEST_CASE("scored rows do not depend on the windows of the arms", "[model]") {
+  SKIP_UNLESS(oscar_test::demo_model() && oscar_test::demo_text("persuasion"),
+              "the demo model is not in the cache folder");
+  const TemporaryFolder folder;
+  EvalOptions options = small_options(folder);
+  options.rows = "auto";
+  options.baseline.clear();
+  const auto rows_of = [&](const char* arm) {
+    options.arms = {arm};
+    std::filesystem::remove(options.out);
+    run_eval(options);
+    for (const ResultRow& row : read_rows(options.out)) {
+      if (row.arm == arm && row.metric == "kl") return row.n;
+    }
+    return decltype(ResultRow::n){};
+  };
+  const auto with_windows = rows_of("int8");
+  CHECK(with_windows == 448 - 384);
+  CHECK(rows_of("naive") == with_windows);
+}
+
 TEST_CASE("eval refuses an output that cannot be written before it loads anything") {
   EvalOptions options;
   options.model = "absent.gguf";
