@@ -97,7 +97,7 @@ def read_rows(path):
     with open(path, encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
-            row["command"] = re.sub(r"[^\s,@]*/", "", row["command"])  # folders of a machine say nothing
+            row["command"] = re.sub(r"(^|(?<=[\s@]))[^\s,@=]*/", "", row["command"])  # folders of a machine say nothing
             if "@" not in row["cell"]:
                 rows[(row["arm"], row["metric"])] = row
     return rows
