@@ -141,22 +141,7 @@ void attend_prefill(const AttendPrefillParams& p, void* stream) {
   check_params(p);
   const bool hopper = use_hopper(p.path);
   if (p.check_tables) check_work(p, static_cast<cudaStream_t>(stream));
-  switch (p.cache.head_dim) {
-    case 64:
-      prefill::launch<64>(p, hopper, stream);
-      break;
-    case 96:
-      prefill::launch<96>(p, hopper, stream);
-      break;
-    case 128:
-      prefill::launch<128>(p, hopper, stream);
-      break;
-    case 192:
-      prefill::launch<192>(p, hopper, stream);
-      break;
-    default:
-      prefill::launch<256>(p, hopper, stream);
-  }
+  for_head_dim(p.cache.head_dim, [&]<int D>() { prefill::launch<D>(p, hopper, stream); });
   check_cuda(cudaGetLastError(), "attend_prefill: launch");
 }
 

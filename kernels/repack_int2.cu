@@ -318,10 +318,7 @@ void check_job_tables(const RepackParams& p, cudaStream_t stream) {
   int tiles = 0;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const RepackJob& job = jobs[j];
-    OSCAR_CHECK(job.num_tokens > 0 && job.first_token >= 0, kOp, ": job ", j,
-                ": at least one token expected, got ", job.num_tokens, " from ", job.first_token);
-    OSCAR_CHECK(job.first_tile == tiles, kOp, ": job ", j, ": first_tile ", tiles,
-                " expected, got ", job.first_tile);
+    check_job_start(job, j, tiles, kOp);
     tiles += repack_tiles(job.first_token, job.num_tokens);
     check_device_pointer(job.page_table, 4, kOp, "page table of a job");
     check_device_pointer(job.slots, 8, kOp, "slots of a job");
@@ -341,13 +338,7 @@ void check_job_tables(const RepackParams& p, cudaStream_t stream) {
 }  // namespace
 
 void repack_int2(const RepackParams& p, void* stream) {
-  OSCAR_CHECK(record_supports(p.head_dim), kOp, ": head_dim 64, 96, 128, 192 or 256 expected, got ",
-              p.head_dim);
-  OSCAR_CHECK(p.num_kv_heads > 0, kOp, ": at least one KV head expected, got ", p.num_kv_heads);
-  OSCAR_CHECK(p.num_jobs > 0 && p.num_tiles > 0, kOp, ": at least one job and tile expected, got ",
-              p.num_jobs, " and ", p.num_tiles);
-  OSCAR_CHECK(static_cast<int64_t>(p.num_tiles) * p.num_kv_heads <= (int64_t{1} << 33), kOp,
-              ": at most 2^33 records a launch, got ", p.num_tiles, " x ", p.num_kv_heads);
+  check_record_launch(p, kOp);
   OSCAR_CHECK(p.num_pages > 0 && p.rows.num_slots > 0, kOp,
               ": at least one page and slot expected, got ", p.num_pages, " and ",
               p.rows.num_slots);
@@ -357,22 +348,7 @@ void repack_int2(const RepackParams& p, void* stream) {
   const KernelArgs args = make_args(p);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   if (p.check_tables) check_job_tables(p, cuda_stream);
-  switch (p.head_dim) {
-    case 64:
-      launch_dim<64>(args, cuda_stream);
-      break;
-    case 96:
-      launch_dim<96>(args, cuda_stream);
-      break;
-    case 128:
-      launch_dim<128>(args, cuda_stream);
-      break;
-    case 192:
-      launch_dim<192>(args, cuda_stream);
-      break;
-    default:
-      launch_dim<256>(args, cuda_stream);
-  }
+  for_head_dim(p.head_dim, [&]<int D>() { launch_dim<D>(args, cuda_stream); });
   check_cuda(cudaGetLastError(), "repack_int2: launch");
 }
 

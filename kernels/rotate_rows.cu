@@ -247,22 +247,7 @@ void rotate_rows(const RotateParams& p, void* stream) {
     check_cuda(cudaGetLastError(), "rotate_rows: launch");
     return;
   }
-  switch (p.head_dim) {
-    case 64:
-      launch_dim<64>(p, cuda_stream);
-      break;
-    case 96:
-      launch_dim<96>(p, cuda_stream);
-      break;
-    case 128:
-      launch_dim<128>(p, cuda_stream);
-      break;
-    case 192:
-      launch_dim<192>(p, cuda_stream);
-      break;
-    default:
-      launch_dim<256>(p, cuda_stream);
-  }
+  for_head_dim(p.head_dim, [&]<int D>() { launch_dim<D>(p, cuda_stream); });
   check_cuda(cudaGetLastError(), "rotate_rows: launch");
 }
 

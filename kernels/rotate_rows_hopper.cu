@@ -203,18 +203,7 @@ bool hopper_supports(const RotateParams& p) {
 
 void launch_hopper(const RotateParams& p, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (p.head_dim) {
-    case 64:
-      return launch_dim<64>(p, cuda_stream);
-    case 96:
-      return launch_dim<96>(p, cuda_stream);
-    case 128:
-      return launch_dim<128>(p, cuda_stream);
-    case 192:
-      return launch_dim<192>(p, cuda_stream);
-    default:
-      return launch_dim<256>(p, cuda_stream);
-  }
+  for_head_dim(p.head_dim, [&]<int D>() { launch_dim<D>(p, cuda_stream); });
 }
 
 }  // namespace oscar::rotate

@@ -317,22 +317,7 @@ void check_write(const WriteParams& p, const char* op) {
 void write_int2_rtn(const WriteParams& p, void* stream) {
   check_write(p, "write_int2_rtn");
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (p.head_dim) {
-    case 64:
-      launch_dim<64>(p, cuda_stream);
-      break;
-    case 96:
-      launch_dim<96>(p, cuda_stream);
-      break;
-    case 128:
-      launch_dim<128>(p, cuda_stream);
-      break;
-    case 192:
-      launch_dim<192>(p, cuda_stream);
-      break;
-    default:
-      launch_dim<256>(p, cuda_stream);
-  }
+  for_head_dim(p.head_dim, [&]<int D>() { launch_dim<D>(p, cuda_stream); });
   check_cuda(cudaGetLastError(), "write_int2_rtn: launch");
 }
 
