@@ -55,6 +55,8 @@ class ActivationSource {
   // Keys and values of every token, queries from `queries_from()` on; valid after visit().
   virtual const ActivationRows& rows() const = 0;
   virtual std::span<const int32_t> tokens(size_t sequence) const = 0;
+  // Whether attention is computed with products of bf16 operands.
+  virtual Compute compute() const = 0;
 
   // A source that shows all layers sequence by sequence can go on where an earlier run stopped, if
   // the rows are kept until then.

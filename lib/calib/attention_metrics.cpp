@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "calib/metric_tile.h"
 #include "linalg/blas.h"
-#include "model/attention_kernels.h"
 
 namespace oscar {
 namespace {
-
-// Query tokens of one work item: scores, weights and sums of a group of 3 stay in the first-level
-// cache.
-constexpr size_t kTileTokens = 16;
 
 // max(0, a2 - 2 a1 W o^T + a0 o W o^T), given W o^T.
 double output_weight(double a0, const double* a1, double a2, const float* o, const double* w_o,
@@ -41,152 +36,7 @@ std::vector<double> projected_outputs(const LayerActivations& a, const HeadGeome
   return projected;
 }
 
-// Keys and values of one KV head prepared for tiles: blocks of 64 keys counted from the sink.
-struct PreparedHead {
-  size_t num_keys = 0, num_blocks = 0, key_width = 0, value_width = 0;
-  std::vector<float> key_panels;  // [num_blocks][key_width, 64]
-  // [num_blocks * 64, value_width]: v, then u_g = v W_g v^T for the G heads of the group, zeros.
-  std::vector<float> values;
-};
-
-// Reuses the memory of `head`: stale rows are finite and get the weight 0.
-void prepare_head(const LayerActivations& a, const HeadGeometry& geometry,
-                  const MetricOptions& options, const OutputEnergy* energy, size_t kv_head,
-                  size_t end, PreparedHead& head) {
-  const size_t dim = geometry.head_dim, group = geometry.group_size();
-  const size_t stride = geometry.num_kv_heads * dim;
-  head.num_keys = end - options.recent - options.sink;
-  head.num_blocks = (head.num_keys + kKeyBlock - 1) / kKeyBlock;
-  head.key_width = padded_width(dim);
-  head.key_panels.resize(head.num_blocks * head.key_width * kKeyBlock);
-  const float* k = a.k + options.sink * stride + kv_head * dim;
-  const AttentionKernels& kernels = attention_kernels();
-  parallel_for(head.num_blocks, [&](size_t b) {
-    kernels.transpose(k + b * kKeyBlock * stride, stride,
-                      std::min(kKeyBlock, head.num_keys - b * kKeyBlock), dim,
-                      head.key_panels.data() + b * head.key_width * kKeyBlock);
-  });
-  head.value_width = 0;
-  if (!options.output) return;
-  head.value_width = padded_width(dim + group);
-  head.values.resize(head.num_blocks * kKeyBlock * head.value_width);
-  const float* v = a.v + options.sink * stride + kv_head * dim;
-  parallel_for(head.num_blocks, [&](size_t b) {
-    const size_t first = b * kKeyBlock, count = std::min(kKeyBlock, head.num_keys - first);
-    float* out = head.values.data() + first * head.value_width;
-    std::vector<double> forms(count);
-    for (size_t g = 0; g < group; ++g) {
-      quadratic_forms({v + first * stride, count, stride, 1}, (*energy)[kv_head * group + g],
-                      forms.data());
-      for (size_t j = 0; j < count; ++j)
-        out[j * head.value_width + dim + g] = static_cast<float>(forms[j]);
-    }
-    for (size_t j = 0; j < count; ++j)
-      std::copy_n(v + (first + j) * stride, dim, out + j * head.value_width);
-  });
-}
-
-// Keys of the quantized range that the query at position t sees.
-size_t visible_keys(const MetricOptions& options, size_t t) {
-  const size_t first = options.sink + options.recent;
-  return t >= first ? t - first + 1 : 0;
-}
-
-// Squared softmax weights 2^(2 (s - lse) log2 e) of a tile of queries, summed block by block. The
-// online softmax does it: with the running maximum preset to 2 lse log2(e) its weights are p^2.
-class Tile {
- public:
-  Tile(const LayerActivations& a, const HeadGeometry& geometry, const MetricOptions& options,
-       const PreparedHead& head, size_t kv_head, size_t first_token, size_t num_tokens)
-      : head_(head), rows_(num_tokens * geometry.group_size()) {
-    const size_t dim = geometry.head_dim, group = geometry.group_size();
-    const float log2_e = std::numbers::log2e_v<float>;
-    const float factor = 2.0F * log2_e / std::sqrt(static_cast<float>(dim));
-    queries_.resize(rows_ * head.key_width, 0.0F);
-    start_.resize(rows_);
-    visible_.resize(rows_);
-    for (size_t r = 0; r < rows_; ++r) {
-      const size_t t = first_token + r / group, h = kv_head * group + r % group;
-      const float* q = a.q + (t * geometry.num_heads + h) * dim;
-      for (size_t d = 0; d < dim; ++d) queries_[r * head.key_width + d] = q[d] * factor;
-      start_[r] = 2.0F * log2_e * a.lse[t * geometry.num_heads + h];
-      visible_[r] = visible_keys(options, t);
-    }
-    max_ = start_;
-    sum_.resize(rows_, 0.0F);
-    out_.resize(rows_ * head.value_width, 0.0F);
-  }
-
-  void run() {
-    const AttentionKernels& kernels = attention_kernels();
-    std::vector<float> scores(rows_ * kKeyBlock);
-    std::vector<uint32_t> visible(rows_);
-    const size_t most = *std::max_element(visible_.begin(), visible_.end());
-    for (size_t b = 0; b * kKeyBlock < most; ++b) {
-      const size_t first = b * kKeyBlock;
-      for (size_t r = 0; r < rows_; ++r)
-        visible[r] = static_cast<uint32_t>(
-            visible_[r] > first ? std::min(kKeyBlock, visible_[r] - first) : 0);
-      kernels.gemm(rows_, kKeyBlock, head_.key_width, queries_.data(), head_.key_width,
-                   head_.key_panels.data() + first * head_.key_width, kKeyBlock, scores.data(),
-                   kKeyBlock, false);
-      kernels.softmax({.num_rows = rows_,
-                       .width = kKeyBlock,
-                       .scores = scores.data(),
-                       .num_visible = visible.data(),
-                       .max_score = max_.data(),
-                       .sum = sum_.data(),
-                       .out = out_.data(),
-                       .out_width = head_.value_width});
-      if (head_.value_width == 0) continue;
-      kernels.gemm(rows_, head_.value_width, kKeyBlock, scores.data(), kKeyBlock,
-                   head_.values.data() + first * head_.value_width, head_.value_width, out_.data(),
-                   head_.value_width, true);
-    }
-  }
-
-  // Undoes what a maximum raised by rounding did to the sums.
-  double correction(size_t row) const {
-    return std::exp2(static_cast<double>(max_[row]) - static_cast<double>(start_[row]));
-  }
-  double sum(size_t row) const { return static_cast<double>(sum_[row]) * correction(row); }
-  const float* out(size_t row) const { return out_.data() + row * head_.value_width; }
-  size_t num_rows() const { return rows_; }
-
- private:
-  const PreparedHead& head_;
-  size_t rows_;
-  std::vector<float> queries_, start_, max_, sum_, out_;
-  std::vector<size_t> visible_;
-};
-
-void tile_weights(const LayerActivations& a, const HeadGeometry& geometry,
-                  const MetricOptions& options, const OutputEnergy* energy,
-                  const PreparedHead& head, size_t kv_head, size_t first_token, size_t num_tokens,
-                  double* logit, double* output) {
-  const size_t dim = geometry.head_dim, group = geometry.group_size();
-  Tile tile(a, geometry, options, head, kv_head, first_token, num_tokens);
-  tile.run();
-  for (size_t r = 0; r < tile.num_rows(); ++r) logit[r] = tile.sum(r);
-  if (!options.output) return;
-  std::vector<double> a1(dim);
-  for (size_t g = 0; g < group; ++g) {
-    const size_t h = kv_head * group + g;
-    const std::vector<double> w_o =
-        projected_outputs(a, geometry, (*energy)[h], h, first_token, num_tokens);
-    for (size_t i = 0; i < num_tokens; ++i) {
-      const size_t r = i * group + g;
-      const double correction = tile.correction(r);
-      const float* out = tile.out(r);
-      for (size_t d = 0; d < dim; ++d) a1[d] = static_cast<double>(out[d]) * correction;
-      output[r] = output_weight(logit[r], a1.data(), static_cast<double>(out[dim + g]) * correction,
-                                a.o + ((first_token + i) * geometry.num_heads + h) * dim,
-                                w_o.data() + i * dim, dim);
-    }
-  }
-}
-
-// The same in double, the softmax included: slow, for comparisons.
+// The weights in double, the softmax included: slow, for comparisons.
 void exact_weights(const LayerActivations& a, const HeadGeometry& geometry,
                    const MetricOptions& options, const OutputEnergy* energy, size_t kv_head,
                    size_t t, double* logit, double* output) {
@@ -250,14 +100,14 @@ MetricWeights metric_weights(const LayerActivations& activations, const HeadGeom
     });
     return weights;
   }
-  thread_local PreparedHead head;
-  prepare_head(activations, geometry, options, energy, kv_head, end, head);
-  const PreparedHead& prepared = head;  // thread_local names differ between threads
-  const size_t num_tiles = (end - first + kTileTokens - 1) / kTileTokens;
+  thread_local MetricHead head;
+  head.prepare(activations, geometry, options, energy, kv_head, end);
+  const MetricHead& prepared = head;  // thread_local names differ between threads
+  const size_t num_tiles = (end - first + kMetricTileTokens - 1) / kMetricTileTokens;
   parallel_for(num_tiles, [&](size_t item) {
-    const size_t t = first + (num_tiles - 1 - item) * kTileTokens;  // the longest rows first
-    tile_weights(activations, geometry, options, energy, prepared, kv_head, t,
-                 std::min(kTileTokens, end - t), at(weights.logit, t), at(weights.output, t));
+    const size_t t = first + (num_tiles - 1 - item) * kMetricTileTokens;  // the longest rows first
+    metric_tile(activations, geometry, options, prepared, t, std::min(kMetricTileTokens, end - t),
+                at(weights.logit, t), at(weights.output, t));
   });
   return weights;
 }

@@ -25,6 +25,9 @@ struct MetricOptions {
   size_t sink = 64, recent = 256;
   bool logit = true;    // M_A
   bool output = false;  // M_O; needs LayerActivations::o and the output energies
+  // Scores and sums over keys as products of bf16 operands, where the processor has them: the
+  // precision of a forward pass in bf16.
+  bool bf16_products = false;
   bool in_double = false;
 };
 

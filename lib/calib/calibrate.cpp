@@ -325,7 +325,8 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
         {.sink = options.sink,
          .recent = options.recent,
          .logit = needs.metric_logit,
-         .output = needs.metric_output},
+         .output = needs.metric_output,
+         .bf16_products = source.compute() == Compute::kBf16},
         energies, split);
     visit(source, batch,
           {.outputs = needs.outputs || needs.metric_output, .log_sum_exp = needs.metrics()}, info,

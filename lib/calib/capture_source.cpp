@@ -50,6 +50,8 @@ class CaptureSource : public ActivationSource {
                        offsets_.at(sequence + 1) - offsets_.at(sequence));
   }
 
+  Compute compute() const override { return compute_; }
+
   std::vector<std::vector<size_t>> layer_batches() const override {
     std::vector<std::vector<size_t>> batches;
     for (const int64_t layer : reader_.layers()) batches.push_back({static_cast<size_t>(layer)});

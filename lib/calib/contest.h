@@ -6,8 +6,10 @@
 #include <memory>
 #include <vector>
 
+#include "base/aligned.h"
 #include "calib/activation_rows.h"
 #include "calib/output_projection.h"
+#include "model/attention_kernels.h"
 #include "quant/codec.h"
 
 namespace oscar {
@@ -52,7 +54,9 @@ struct ContestError {
   double sum() const;
 };
 
-// The attention of one KV head's group over the sequence, exact, to be perturbed.
+// The attention of one KV head's group over the sequence, exact, to be perturbed. In float32;
+// blocks of 64 keys, the errors of stored rows stay in the coordinates of their rotation (queries
+// and outputs are turned instead).
 class HeadContest {
  public:
   HeadContest(const ContestData& contest, const OutputEnergy& energy, size_t kv_head);
@@ -63,18 +67,32 @@ class HeadContest {
   double output_energy() const { return output_energy_; }
 
  private:
-  std::vector<float> stored_error(const std::vector<float>& rows, const StoredForm& form,
-                                  double* largest_scale) const;
-  std::vector<double> energies(const std::vector<float>& difference) const;
+  struct Attention {
+    AlignedVector<float> max, sum;  // [rows], base 2
+    AlignedVector<float> out;       // [rows, width]
+  };
+  Attention attend(const float* key_errors, const float* queries) const;
+  void add_key_errors(size_t block, size_t first_row, size_t end_row, const float* panel,
+                      const float* queries, float* scores) const;
+  AlignedVector<float> stored_error(const AlignedVector<float>& rows, const StoredForm& form,
+                                    double* largest_scale) const;
+  std::vector<double> energies(const AlignedVector<float>& difference) const;
+  size_t token(size_t row) const;
   size_t quantized_end(size_t row) const;  // keys sink <= j < end
+  // The first row whose `end` (of the keys it sees, or of those it sees quantized) is past `key`.
+  size_t first_row_past(size_t key, bool quantized) const;
+  const float* block_scores(size_t block) const {
+    return scores_.data() + block * num_rows_ * kKeyBlock;
+  }
 
   const ContestData& contest_;
   const OutputEnergy& energy_;
-  size_t kv_head_, num_rows_;
-  std::vector<float> queries_;           // [num_rows, D], times D^-0.5
-  std::vector<float> keys_, values_;     // [num_tokens, D]
-  std::vector<float> scores_, weights_;  // [num_rows, num_tokens]; weights 0 past the query
-  std::vector<float> outputs_;           // [num_rows, D]
+  size_t kv_head_, dim_, width_, num_rows_, num_blocks_;
+  AlignedVector<float> queries_;        // [num_rows, width], times D^-0.5 log2(e)
+  AlignedVector<float> keys_, values_;  // [num_blocks * 64, width]
+  AlignedVector<float> scores_;         // [num_blocks][num_rows, 64], base 2
+  AlignedVector<float> weights_;        // the same: softmax weights of quantized keys, else 0
+  AlignedVector<float> outputs_;        // [num_rows, width]
   double output_energy_ = 0.0;
 };
 

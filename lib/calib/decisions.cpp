@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -68,24 +69,30 @@ class HeadDecider {
     std::vector<Candidate> candidates;
     for (const auto& [name, rotation] : rotations(true))
       candidates.push_back({name, form(true, rotation, mean)});
-    Outcome outcome = choose(candidates, true, mean);
+    Outcome outcome = choose(candidates, errors_of(candidates, true, {}), 0, true, mean);
     if (!layer_.k_position_mean.empty()) compare_with_position(outcome);
     return outcome;
   }
 
-  // Rotations without the mean, then with it, as far as the recipe leaves the choice.
+  // First between means under the layer's own rotation (lowest error: the wrong choice is expensive
+  // either way), as far as the recipe leaves the choice; then between rotations of that kind.
   Outcome values() const {
-    std::vector<Candidate> candidates;
     const float* mean = inputs_.v_mean.at(head_);
     const auto all = rotations(false);
+    std::vector<Candidate> candidates;
+    const auto add = [&](size_t rotation, bool centered) {
+      candidates.push_back({all[rotation].first + (centered ? "+mean" : ""),
+                            form(false, all[rotation].second, centered ? mean : nullptr)});
+    };
     const ValueCentering centering = inputs_.recipe->value_centering;
-    if (centering != ValueCentering::kAlways)
-      for (const auto& [name, rotation] : all)
-        candidates.push_back({name, form(false, rotation, nullptr)});
-    if (centering != ValueCentering::kNever)
-      for (const auto& [name, rotation] : all)
-        candidates.push_back({name + "+mean", form(false, rotation, mean)});
-    return choose(candidates, false, nullptr);
+    if (centering != ValueCentering::kAlways) add(0, false);
+    if (centering != ValueCentering::kNever) add(0, true);
+    std::vector<ContestError> errors = errors_of(candidates, false, {});
+    const size_t start = errors.size() == 2 && errors[1].sum() < errors[0].sum() ? 1 : 0;
+    const bool centered = candidates[start].form.mean != nullptr;
+    for (size_t rotation = 1; rotation < all.size(); ++rotation) add(rotation, centered);
+    errors = errors_of(candidates, false, std::move(errors));
+    return choose(candidates, errors, start, false, nullptr);
   }
 
  private:
@@ -114,18 +121,25 @@ class HeadDecider {
     return keys ? contest_.key_error(stored) : contest_.value_error(stored);
   }
 
-  Outcome choose(const std::vector<Candidate>& candidates, bool keys, const float* mean) const {
-    std::vector<ContestError> errors;
+  // The errors of all candidates, the first of them already known.
+  std::vector<ContestError> errors_of(const std::vector<Candidate>& candidates, bool keys,
+                                      std::vector<ContestError> known) const {
+    for (size_t i = known.size(); i < candidates.size(); ++i)
+      known.push_back(error(keys, candidates[i].form));
+    return known;
+  }
+
+  Outcome choose(const std::vector<Candidate>& candidates, const std::vector<ContestError>& errors,
+                 size_t start, bool keys, const float* mean) const {
     Outcome outcome;
     HeadDecision& decision = outcome.decision;
     const double energy = contest_.output_energy();
-    for (const Candidate& candidate : candidates) {
-      errors.push_back(error(keys, candidate.form));
-      const Paired difference = paired(errors.back().per_query, errors[0].per_query, energy);
-      decision.entries.push_back({candidate.name, energy > 0.0 ? errors.back().sum() / energy : 0.0,
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const Paired difference = paired(errors[i].per_query, errors[0].per_query, energy);
+      decision.entries.push_back({candidates[i].name, energy > 0.0 ? errors[i].sum() / energy : 0.0,
                                   difference.difference, difference.standard_error});
     }
-    decision.chosen = best_of(candidates, errors, energy);
+    decision.chosen = best_of(candidates, errors, start, energy);
     const Candidate& chosen = candidates[decision.chosen];
     outcome.rotation = chosen.form.rotation;
     outcome.centered = !keys && chosen.form.mean != nullptr;
@@ -137,15 +151,9 @@ class HeadDecider {
     return outcome;
   }
 
-  // First between means (lowest error: the wrong choice is expensive either way), then between
-  // rotations of that kind.
+  // The best candidate with the mean of `start`: another rotation must be worth it.
   static size_t best_of(const std::vector<Candidate>& candidates,
-                        const std::vector<ContestError>& errors, double energy) {
-    size_t start = 0;
-    for (size_t i = 1; i < candidates.size(); ++i)
-      if (candidates[i].form.rotation == candidates[0].form.rotation &&
-          errors[i].sum() < errors[start].sum())
-        start = i;
+                        const std::vector<ContestError>& errors, size_t start, double energy) {
     size_t best = start;
     for (size_t i = 0; i < candidates.size(); ++i) {
       if (candidates[i].form.mean != candidates[start].form.mean) continue;
@@ -244,10 +252,16 @@ LayerComparison sum(const LayerComparison& keys, const LayerComparison& values) 
 void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerReport& report) {
   const size_t heads = inputs.contest->geometry.num_kv_heads;
   std::vector<Outcome> k(heads), v(heads);
+  std::vector<std::unique_ptr<const HeadDecider>> deciders(heads);
   parallel_for(heads, [&](size_t head) {
-    const HeadDecider decider(inputs, layer, head);
-    k[head] = decider.keys();
-    v[head] = decider.values();
+    deciders[head] = std::make_unique<const HeadDecider>(inputs, layer, head);
+  });
+  parallel_for(2 * heads, [&](size_t item) {
+    const size_t head = item / 2;
+    if (item % 2 == 0)
+      k[head] = deciders[head]->keys();
+    else
+      v[head] = deciders[head]->values();
   });
   TensorF v_mean(inputs.v_mean.shape, 0.0F);
   bool any_centered = false;

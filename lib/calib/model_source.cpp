@@ -62,6 +62,7 @@ class ModelSource : public ActivationSource {
   std::span<const int32_t> tokens(size_t sequence) const override {
     return sequences_.at(sequence);
   }
+  Compute compute() const override { return options_.compute; }
   bool resumable() const override { return !options_.rows_path.empty(); }
   void keep_rows() override { spill_->keep(); }
   void discard_rows() override {

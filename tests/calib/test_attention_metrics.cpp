@@ -2,11 +2,14 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/float16.h"
 #include "base/parallel.h"
 #include "calib/activation_source.h"
 #include "calib/attention_metrics.h"
 #include "model/attention.h"
+#include "model/attention_kernels.h"
 #include "support/compare.h"
+#include "support/paths.h"
 #include "synthetic_capture.h"
 
 using namespace oscar;
@@ -22,11 +25,14 @@ struct Sample {
   std::vector<float> q, k, v, o, lse;
   OutputEnergy energy;
 
-  Sample(const HeadGeometry& g, size_t tokens) : geometry(g), num_tokens(tokens) {
+  Sample(const HeadGeometry& g, size_t tokens, double value_mean = 0.02, bool bf16 = false)
+      : geometry(g), num_tokens(tokens) {
     q = synthetic_rows(1, tokens, g.num_heads, g.head_dim);
     k = synthetic_rows(2, tokens, g.num_kv_heads, g.head_dim);
-    v = synthetic_rows(3, tokens, g.num_kv_heads, g.head_dim, 0.02);
+    v = synthetic_rows(3, tokens, g.num_kv_heads, g.head_dim, value_mean);
     for (float& value : q) value *= 3.0F;  // peaked attention
+    for (auto* rows : {&q, &k, &v})
+      for (float& value : *rows) value = bf16 ? round_to_bf16(value) : value;
     o.resize(q.size());
     lse.resize(tokens * g.num_heads);
     ModelConfig config;
@@ -116,6 +122,28 @@ TEST_CASE("metric weights: double agrees with the definition to 1e-8, float32 to
   }
 }
 
+// The queries' weights of bf16 rows with bf16 products: each squared softmax weight is rounded
+// once, and the same for all sums, so that the error of a weight is at most that rounding although
+// w is a small difference of large sums (means of the values are up to 100 times their spread).
+TEST_CASE("metric weights from bf16 products err by the rounding of the softmax weights") {
+  SKIP_UNLESS(pair_kernels() != nullptr, "the processor has no bf16 products");
+  for (const HeadGeometry& geometry : {HeadGeometry{6, 2, 16}, HeadGeometry{2, 2, 64}}) {
+    const Sample sample(geometry, 300, 0.1, true);
+    const auto weights = [&](bool bf16) {
+      return metric_weights(
+          sample.activations(), geometry,
+          {.sink = 10, .recent = 21, .output = true, .bf16_products = bf16, .in_double = !bf16},
+          &sample.energy, 1, 0, 300);
+    };
+    const MetricWeights exact = weights(false), rounded = weights(true);
+    CHECK_CLOSE(rounded.logit.data(), exact.logit.data(), exact.logit.size(), {.relative = 1e-5});
+    // Half a unit of bf16; float32 sums of terms 100 times larger than their result besides.
+    CHECK_CLOSE(rounded.output.data(), exact.output.data(), exact.output.size(),
+                {.absolute = 1e-4, .relative = 0.5 * kBf16Epsilon + 1e-3});
+    CHECK(rounded.output != exact.output);
+  }
+}
+
 TEST_CASE("metrics are the weighted second moments of the queries and merge") {
   const HeadGeometry geometry{4, 2, 16};
   const Sample sample(geometry, 200);
@@ -158,15 +186,19 @@ TEST_CASE("metrics do not depend on the thread count; short sequences leave noth
   const Sample sample(geometry, 400);
   const auto energy = std::make_shared<const OutputEnergy>(sample.energy);
   const MetricOptions options{.output = true};
-  std::vector<TensorD> results;
-  for (const int threads : {1, 3}) {
-    set_num_threads(threads);
-    LayerMetrics metrics(geometry, options, energy);
-    metrics.add(sample.activations(), 0, 400);
-    results.push_back(metrics.output_metric(1));
+  for (const bool bf16 : {false, true}) {
+    MetricOptions products = options;
+    products.bf16_products = bf16;
+    std::vector<TensorD> results;
+    for (const int threads : {1, 3}) {
+      set_num_threads(threads);
+      LayerMetrics metrics(geometry, products, energy);
+      metrics.add(sample.activations(), 0, 400);
+      results.push_back(metrics.output_metric(1));
+    }
+    set_num_threads(0);
+    CHECK(results[0].values == results[1].values);
   }
-  set_num_threads(0);
-  CHECK(results[0].values == results[1].values);
   LayerMetrics metrics(geometry, options, energy);
   metrics.add(sample.activations(), 0, 320);
   CHECK(metrics.rows() == 0.0);
