@@ -15,7 +15,7 @@ as_root() {
 }
 
 build_packages="g++ cmake ninja-build ccache git pkg-config libcli11-dev libeigen3-dev libopenblas-dev libhdf5-dev catch2 libfmt-dev
-  nlohmann-json3-dev libpcre2-dev libutf8proc-dev libzip-dev libssl-dev libdnnl-dev"
+  nlohmann-json3-dev libpcre2-dev libutf8proc-dev libzip-dev libssl-dev"
 demo_packages="ca-certificates python3 python3-pip unzip"
 
 # Installs the named Debian packages that are missing; asks nothing.

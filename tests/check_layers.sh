@@ -34,7 +34,6 @@ third_party 'nlohmann/' '(lib/io|tools)/[a-z0-9_]*\.cpp|lib/(model|calib|eval|re
 third_party 'zip\.h' 'lib/io/[a-z0-9_]*\.cpp'
 third_party 'openssl/' 'lib/io/[a-z0-9_]*\.cpp'
 third_party 'pcre2|utf8proc' 'lib/model/[a-z0-9_]*\.cpp'
-third_party 'oneapi/|dnnl' 'lib/model/[a-z0-9_]*\.cpp'
 third_party 'curl/' 'lib/eval/endpoint[a-z0-9_]*\.cpp'
 third_party 'CLI/' 'tools/'
 third_party 'fmt/' 'tools/'

@@ -19,10 +19,10 @@ namespace oscar {
 std::string tool_version() { return fmt::format("{}+{}", OSCAR_VERSION, OSCAR_COMMIT); }
 
 std::string version_text() {
-  return fmt::format(
-      "oscar {}\nbuild: {}, CUDA {}, oneDNN {}, compiler " __VERSION__ "\nSIMD: {}\nBLAS: {} ({})",
-      tool_version(), OSCAR_BUILD_TYPE, OSCAR_CUDA_BUILT ? "on" : "off",
-      OSCAR_DNNL_BUILT ? "on" : "off", simd_name(), openblas_get_config(), openblas_get_corename());
+  return fmt::format("oscar {}\nbuild: {}, CUDA {}, compiler " __VERSION__
+                     "\nSIMD: {}\nBLAS: {} ({})",
+                     tool_version(), OSCAR_BUILD_TYPE, OSCAR_CUDA_BUILT ? "on" : "off", simd_name(),
+                     openblas_get_config(), openblas_get_corename());
 }
 
 }  // namespace oscar

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "model/attention_tile.h"
+#include "model/kernel_scope.h"
 #include "model/kv_append.h"
 #include "model/rotate.h"
 
@@ -38,6 +39,11 @@ struct Call {
   const PairKernels* pairs;  // null: everything in float32
 
   size_t width() const { return padded_width(state.head_dim); }
+  // Around the products of a work item.
+  KernelScope product_scope() const {
+    return pairs == nullptr ? KernelScope(nullptr, nullptr)
+                            : KernelScope(pairs->start, pairs->stop);
+  }
   float score_scale() const {
     return static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(state.head_dim)));
   }
@@ -211,6 +217,7 @@ void attend_split(const Call& call, size_t num_tokens) {
     const QueryTile tile = make_tile(call, 0, num_tokens, queries[head]);
     partial[item].reset(rows, width);
     thread_local AlignedBuffer<float> storage;
+    const KernelScope scope = call.product_scope();
     const size_t end = std::min(reader.num_blocks(), (segment + 1) * kSegmentBlocks);
     for (size_t block = segment * kSegmentBlocks; block < end; ++block) {
       attend_block(tile, reader.read(head, block, storage), partial[item]);
@@ -236,6 +243,7 @@ void attend_tile(const Call& call, const ExpandedBlocks& blocks, size_t head, si
   load_queries(call, head, begin, count, queries);
   const QueryTile tile = make_tile(call, begin, count, queries);
   total.reset(rows, width);
+  const KernelScope scope = call.product_scope();
   const size_t end_block = (call.first_position + begin + count - 1) / kKeyBlock + 1;
   for (size_t block = 0; block < end_block; block += kSegmentBlocks) {
     segment.reset(rows, width);

@@ -36,7 +36,8 @@ void round_pairs(size_t m, size_t width, const float* rows, size_t row_stride, u
 
 }  // namespace
 
-const PairKernels kPairsAvx512Bf16 = {attention_simd::gemm_pairs<Vector>, round_pairs};
+const PairKernels kPairsAvx512Bf16 = {attention_simd::gemm_pairs<Vector>, round_pairs, nullptr,
+                                      nullptr};
 
 }  // namespace oscar
 #endif

@@ -14,6 +14,7 @@ const AttentionKernels& attention_kernels() {
 
 const PairKernels* pair_kernels() {
 #if defined(__x86_64__)
+  if (cpu_features().amx_bf16) return &kPairsAmx;
   if (cpu_features().avx512_bf16) return &kPairsAvx512Bf16;
 #endif
   return nullptr;

@@ -88,9 +88,13 @@ struct PairKernels {
   // out_stride apart. width a multiple of kColumnMultiple.
   void (*round)(size_t m, size_t width, const float* rows, size_t row_stride, uint32_t* out,
                 size_t out_stride);
+  // Called by a thread before and after its calls of gemm; may be null.
+  void (*start)();
+  void (*stop)();
 };
 
 extern const PairKernels kPairsAvx512Bf16;
+extern const PairKernels kPairsAmx;
 
 // Null where the processor has no bf16 products.
 const PairKernels* pair_kernels();

@@ -41,7 +41,7 @@ struct PackTokensArgs {
   size_t x_stride;
   size_t tokens;    // <= token_width; missing ones become zeros
   size_t columns;   // unpadded
-  uint32_t* panel;  // [blocks of steps][token_width][kBlockSteps]
+  uint32_t* panel;  // [blocks of steps] panels as MultiplyArgs::tokens
 };
 
 struct PackWeightsArgs {
@@ -53,7 +53,7 @@ struct PackWeightsArgs {
 
 struct MultiplyArgs {
   const uint32_t* weights;  // [steps][row_width]
-  const uint32_t* tokens;   // [token_width][kBlockSteps]
+  const uint32_t* tokens;   // [token_width][kBlockSteps]; tiles: [steps / 16][token_width][16]
   size_t steps;
   size_t num_tokens, num_rows;  // valid ones in the two panels
   bool accumulate;              // add to out instead of overwriting it
@@ -71,6 +71,9 @@ struct GemmKernels {
   void (*pack_tokens)(const PackTokensArgs&);
   void (*pack_weights)(const PackWeightsArgs&);
   void (*multiply)(const MultiplyArgs&);
+  // Called by a thread before and after its calls of multiply; may be null.
+  void (*start)();
+  void (*stop)();
 };
 
 struct WeightKernels {
@@ -81,8 +84,6 @@ struct WeightKernels {
 const WeightKernels& weight_kernels_avx2();
 const WeightKernels& weight_kernels_avx512();
 const WeightKernels& weight_kernels_avx512bf16();  // gemm rounds both operands to bf16
-
-// One row rounded to bf16, [columns].
-void expand_row_avx512bf16(const StoredRows& weight, size_t row, uint16_t* out);
+const WeightKernels& weight_kernels_amx();         // the same on tiles
 
 }  // namespace oscar

@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/float16.h"
 #include "base/parallel.h"
+#include "model/kernel_scope.h"
 #include "model/weight_kernels.h"
-#include "model/weight_matmul_dnnl.h"
 
 namespace oscar {
 namespace {
@@ -22,9 +22,8 @@ namespace {
 constexpr size_t kTokenBlock = 2048;  // tokens whose panels are kept at a time (bounds the scratch)
 constexpr size_t kPartTokens = 1024;  // about so many tokens make one piece of work
 constexpr size_t kManyPieces = 32;    // enough pieces to keep threads balanced
-constexpr size_t kMinRows = 32, kMaxRows = 192;       // weight rows expanded at a time
-constexpr size_t kReferenceRows = 64;                 // the same for the reference backend
-constexpr size_t kDnnlTokens = 256, kDnnlRows = 128;  // one oneDNN call
+constexpr size_t kMinRows = 32, kMaxRows = 192;  // weight rows expanded at a time
+constexpr size_t kReferenceRows = 64;            // the same for the reference backend
 
 size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -41,6 +40,7 @@ const WeightKernels* kernels_fp32() {
   return cpu_features().avx2 ? &weight_kernels_avx2() : nullptr;
 }
 const WeightKernels* kernels_bf16() {
+  if (cpu_features().amx_bf16) return &weight_kernels_amx();
   return cpu_features().avx512_bf16 ? &weight_kernels_avx512bf16() : nullptr;
 }
 
@@ -104,6 +104,7 @@ struct TokenPanels {
 
 void multiply_tile(const GemmKernels& gemm, const Tile& tile, const TokenPanels& x) {
   thread_local AlignedBuffer<uint32_t> scratch;
+  const KernelScope scope(gemm.start, gemm.stop);
   const WeightMatrix& weight = *tile.job->weight;
   const size_t unit_steps = kColumnUnit / gemm.columns_per_step;
   const size_t block_units = kBlockSteps / unit_steps;
@@ -213,62 +214,6 @@ void run_reference(std::span<const MatmulJob> jobs, const float* x, size_t token
   });
 }
 
-// ---- oneDNN
-
-// Rows [begin, end) of the matrix rounded to bf16.
-void expand_bf16(const WeightMatrix& weight, size_t begin, size_t end, uint16_t* out) {
-  std::vector<float> row(weight.columns);
-  for (size_t r = begin; r < end; ++r, out += weight.columns) {
-    if (cpu_features().avx512_bf16) {
-      expand_row_avx512bf16(stored(weight), r, out);
-    } else {
-      dequantize_row(weight.type, weight.row(r), weight.columns, row.data());
-      float_to_bf16(row.data(), weight.columns, out);
-    }
-  }
-}
-
-void run_dnnl(std::span<const MatmulJob> jobs, const float* x, size_t tokens) {
-  const size_t columns = jobs[0].weight->columns;
-  // Whole blocks of kDnnlTokens, the last one padded with zeros: always the same primitive, so that
-  // a token's result does not depend on how many others there are.
-  const size_t blocks = ceil_div(tokens, kDnnlTokens), tail = (blocks - 1) * kDnnlTokens;
-  std::vector<uint16_t> rounded(blocks * kDnnlTokens * columns, 0);
-  parallel_for(tokens, [&](size_t t) {
-    float_to_bf16(x + t * columns, columns, rounded.data() + t * columns);
-  });
-  const std::vector<Tile> tiles = cut(jobs, kDnnlRows);
-  parallel_for(tiles.size(), [&](size_t item) {
-    const Tile& tile = tiles[item];
-    const WeightMatrix& weight = *tile.job->weight;
-    const size_t rows = tile.end - tile.begin;
-    thread_local std::vector<uint16_t> expanded;
-    thread_local std::vector<float> last;
-    expanded.resize(rows * columns);
-    expand_bf16(weight, tile.begin, tile.end, expanded.data());
-    const float* bias = bias_at(tile);
-    for (size_t t = 0; t < tokens; t += kDnnlTokens) {
-      const bool apart = tile.job->accumulate || (t == tail && tokens % kDnnlTokens != 0);
-      float* out = tile.job->out + t * weight.rows + tile.begin;
-      if (apart) last.resize(kDnnlTokens * rows);
-      dnnl_matmul({.x = rounded.data() + t * columns,
-                   .weights = expanded.data(),
-                   .tokens = kDnnlTokens,
-                   .rows = rows,
-                   .columns = columns,
-                   .out = apart ? last.data() : out,
-                   .out_stride = apart ? rows : weight.rows});
-      for (size_t i = 0; i < std::min(kDnnlTokens, tokens - t); ++i) {
-        float* line = out + i * weight.rows;
-        const float* product = last.data() + i * rows;
-        for (size_t r = 0; apart && r < rows; ++r)
-          line[r] = tile.job->accumulate ? line[r] + product[r] : product[r];
-        for (size_t r = 0; bias != nullptr && r < rows; ++r) line[r] += bias[r];
-      }
-    }
-  });
-}
-
 void check_jobs(std::span<const MatmulJob> jobs) {
   for (const MatmulJob& job : jobs) {
     OSCAR_CHECK(job.weight->present(), "weight ", job.weight->name, " is absent");
@@ -277,13 +222,8 @@ void check_jobs(std::span<const MatmulJob> jobs) {
   }
 }
 
-MatmulBackend choose(Compute compute, size_t tokens) {
-  if (compute == Compute::kFp32)
-    return kernels_fp32() != nullptr ? MatmulBackend::kSimd : MatmulBackend::kReference;
-  // The tile unit is several times faster than AVX512-BF16, and only oneDNN drives it.
-  const bool tiles = cpu_features().amx_bf16 && dnnl_built() && tokens >= kDnnlMinTokens;
-  const bool own = kernels_bf16() != nullptr && !tiles;
-  return own ? MatmulBackend::kSimd : MatmulBackend::kOneDnn;
+const WeightKernels* kernels(Compute compute) {
+  return compute == Compute::kFp32 ? kernels_fp32() : kernels_bf16();
 }
 
 }  // namespace
@@ -292,48 +232,29 @@ void weight_matmul(std::span<const MatmulJob> jobs, const float* x, size_t token
                    MatmulBackend backend) {
   if (jobs.empty() || tokens == 0) return;
   check_jobs(jobs);
-  const bool automatic = backend == MatmulBackend::kAuto;
-  if (automatic) backend = choose(compute, tokens);
-  const WeightKernels* fp32 = kernels_fp32();
-  if ((automatic || backend == MatmulBackend::kSimd) && tokens <= kGemvTokens && fp32 != nullptr)
-    return run_gemv(*fp32, jobs, x, tokens);
-  if (backend == MatmulBackend::kReference) {
+  const WeightKernels* own = kernels(compute);
+  const WeightKernels* few = kernels_fp32();
+  if (backend == MatmulBackend::kReference ||
+      (backend == MatmulBackend::kAuto && compute == Compute::kFp32 && own == nullptr)) {
     OSCAR_CHECK(compute == Compute::kFp32, "the reference backend multiplies in float32 only");
     return run_reference(jobs, x, tokens);
   }
-  if (backend == MatmulBackend::kOneDnn) {
-    OSCAR_CHECK(compute == Compute::kBf16, "the oneDNN backend multiplies in bf16 only");
-    return run_dnnl(jobs, x, tokens);
-  }
-  const WeightKernels* kernels = compute == Compute::kFp32 ? fp32 : kernels_bf16();
-  OSCAR_CHECK(kernels != nullptr, "this CPU lacks the instructions of the SIMD backend (",
-              simd_name(), ")");
-  run_panels(kernels->gemm, jobs, x, tokens);
+  if (compute == Compute::kBf16) check_compute_supported(compute);
+  OSCAR_CHECK(own != nullptr, "this CPU lacks the instructions of the SIMD backend (", simd_name(),
+              ")");
+  if (tokens <= kGemvTokens) return run_gemv(*few, jobs, x, tokens);
+  run_panels(own->gemm, jobs, x, tokens);
 }
 
 void check_compute_supported(Compute compute) {
-  if (compute == Compute::kFp32 || choose(compute, kDnnlMinTokens) == MatmulBackend::kSimd) return;
-  std::vector<uint16_t> x(32, 0);
-  float out = 0.0F;
-  dnnl_matmul({.x = x.data(),
-               .weights = x.data(),
-               .tokens = 1,
-               .rows = 1,
-               .columns = x.size(),
-               .out = &out,
-               .out_stride = 1});
+  OSCAR_CHECK(compute == Compute::kFp32 || kernels_bf16() != nullptr,
+              "--compute bf16 needs a CPU with AVX512-BF16 or AMX, this one has ", simd_name());
 }
 
 const char* matmul_backend_name(Compute compute) {
-  switch (choose(compute, kDnnlMinTokens)) {
-    case MatmulBackend::kSimd:
-      if (compute == Compute::kBf16) return "avx512_bf16";
-      return cpu_features().avx512 ? "avx512" : "avx2";
-    case MatmulBackend::kOneDnn:
-      return "onednn";
-    default:
-      return "openblas";
-  }
+  if (compute == Compute::kBf16) return cpu_features().amx_bf16 ? "amx_bf16" : "avx512_bf16";
+  if (kernels_fp32() == nullptr) return "openblas";
+  return cpu_features().avx512 ? "avx512" : "avx2";
 }
 
 }  // namespace oscar

@@ -6,15 +6,12 @@
 //
 // Backends. float32: own AVX-512 or AVX2 kernels; OpenBLAS is the reference, used where the CPU has
 // neither (single-threaded calls on tiles). bf16 (both operands rounded to bf16, products summed in
-// float32): own kernels on CPUs with AVX512-BF16, oneDNN where the CPU has AMX.
-// Measured on one Zen 5 core, [512 x 576] x [576 x 1536], GFLOP/s: OpenBLAS 0.3.21 100 (Haswell
-// kernels) or 211 (SkylakeX kernels), oneDNN 2.6 sgemm 182, oneDNN bf16 432.
+// float32): own kernels on CPUs with AMX or AVX512-BF16.
 //
 // Results do not depend on the thread count, and those of one token not on the other tokens of the
 // call, as long as both calls are on the same side of kGemvTokens; across it float32 results differ
 // by rounding (about 1e-6 relative to the sum of magnitudes). With Compute::kBf16, calls of at most
-// kGemvTokens tokens use float32 activations and unrounded weights; on a CPU with AMX calls of less
-// than kDnnlMinTokens tokens use the own kernels, which sum in another order.
+// kGemvTokens tokens use float32 activations and unrounded weights.
 #pragma once
 
 #include <cstddef>
@@ -32,12 +29,10 @@ enum class Compute {
 enum class MatmulBackend {
   kAuto,
   kReference,  // dequantize + OpenBLAS, float32 only
-  kSimd,       // own kernels
-  kOneDnn      // bf16 only
+  kSimd        // own kernels
 };
 
-inline constexpr size_t kGemvTokens = 8;       // up to here the stored blocks are read directly
-inline constexpr size_t kDnnlMinTokens = 128;  // oneDNN computes whole blocks of 256 tokens
+inline constexpr size_t kGemvTokens = 8;  // up to here the stored blocks are read directly
 
 struct MatmulJob {
   const WeightMatrix* weight = nullptr;
@@ -47,15 +42,15 @@ struct MatmulJob {
 };
 
 // x [tokens, columns], the same for every job (all weights have that many columns). Throws Error
-// when the compute type or backend is not available on this CPU or in this build, and naming the
-// weight when its columns differ.
+// when the compute type or backend is not available on this CPU, and naming the weight when its
+// columns differ.
 void weight_matmul(std::span<const MatmulJob> jobs, const float* x, size_t tokens, Compute compute,
                    MatmulBackend backend = MatmulBackend::kAuto);
 
-// Throws Error, saying what is missing, unless this build and CPU can compute in that precision.
+// Throws Error, saying what is missing, unless this CPU can compute in that precision.
 void check_compute_supported(Compute compute);
 
-// What kAuto uses for many tokens: "avx512", "avx2", "openblas", "avx512_bf16" or "onednn".
+// What kAuto uses for many tokens: "avx512", "avx2", "openblas", "avx512_bf16" or "amx_bf16".
 const char* matmul_backend_name(Compute compute);
 
 }  // namespace oscar
