@@ -16,6 +16,7 @@
 #include "calib/text_sequences.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
+#include "tools/calibrate_recipe.h"
 #include "tools/calibrate_report.h"
 #include "tools/cmd_generate.h"
 #include "tools/commands.h"
@@ -42,35 +43,13 @@ std::string out_path(const CalibrateCommand& options, const std::string& recipe)
   return path;
 }
 
-RecipeOptions recipe_of(const CalibrateCommand& options, const std::string& name) {
-  RecipeOptions recipe = recipe_options(name);
-  if (!options.key_target.empty()) recipe.key_target = parse_key_target(options.key_target);
-  if (!options.value_target.empty()) recipe.value_target = parse_value_target(options.value_target);
-  if (!options.composition.empty())
-    recipe.rotation.composition = parse_composition(options.composition);
-  if (options.block_hadamard) recipe.rotation.form = HadamardForm::kBlock;
-  OSCAR_CHECK(!std::isnan(options.clip_k) && !std::isnan(options.clip_v),
-              "--clip-k, --clip-v: expected 0 .. 1, got not a number");
-  if (options.clip_k >= 0.0) recipe.k_clip = options.clip_k;
-  if (options.clip_v >= 0.0) recipe.v_clip = options.clip_v;
-  recipe.rotation.per_head = recipe.rotation.per_head || options.per_head;
-  recipe.center_keys = recipe.center_keys || options.center;
-  if (!options.key_metric.empty() && recipe.key_metric != KeyMetric::kNone)
-    recipe.key_metric = parse_key_metric(options.key_metric);
-  if (!options.center_values.empty() && recipe.value_metric)
-    recipe.value_centering = parse_value_centering(options.center_values);
-  if (options.keep_rotation) recipe.decide_rotation = false;
-  if (options.sign_patterns >= 0) recipe.sign_patterns = options.sign_patterns;
-  return recipe;
-}
-
 CalibrationOptions calibration_options(const CalibrateCommand& options,
                                        const std::vector<std::string>& recipes) {
   CalibrationOptions result;
   OSCAR_CHECK(options.out.empty() || !recipes.empty(), "--recipe: expected at least one recipe");
   OSCAR_CHECK(recipes.size() <= 1 || options.out.find(kRecipePlaceholder) != std::string::npos,
               "--out: with several recipes the name must contain ", kRecipePlaceholder);
-  for (const std::string& name : recipes) result.recipes.push_back(recipe_of(options, name));
+  for (const std::string& name : recipes) result.recipes.push_back(chosen_recipe(options, name));
   result.held_out_fraction = options.held_out;
   result.held_out_max_tokens = options.held_out_tokens;
   result.group = options.group;
@@ -361,6 +340,11 @@ void add_calibrate(CLI::App& app) {
           "light, lean, best: also try every rotation with so many patterns of random signs "
           "(default: as the recipe says, 2)")
       ->check(CLI::Range(0, 64));
+  command
+      ->add_option("--multipliers", options->multiplier_sets,
+                   "light, lean, best: sets of factors of the start range that compete, per head, "
+                   "with those of the arm, for example 0.85/1.15/1.5,0.9/1/1.1")
+      ->delimiter(',');
   command->add_flag("--keep-rotation", options->keep_rotation,
                     "lean, best: no exchange of rotations by held-out error");
   command->add_flag("--center", options->center, "subtract the mean key of each head");

@@ -25,6 +25,7 @@ struct CalibrateCommand {
   double clip_k = -1.0, clip_v = -1.0;
   bool per_head = false, center = false, block_hadamard = false, keep_rotation = false;
   int sign_patterns = -1;
+  std::vector<std::string> multiplier_sets;  // "0.9/1/1.1" each
   double held_out = 0.2;
   size_t held_out_tokens = 1024, sink = 64, recent = 256;
   int group = 0, threads = 0;

@@ -140,6 +140,8 @@ std::string describe_bundle(const std::string& path) {
     add("v_metric", layer.v_metric, "f32");
     add("k_scale_max", layer.k_scale_max, "f32");
     add("v_scale_max", layer.v_scale_max, "f32");
+    add("k_multipliers", layer.k_multipliers, "f32");
+    add("v_multipliers", layer.v_multipliers, "f32");
     clips.push_back({{"layer", id}, {"k_clip", layer.k_clip}, {"v_clip", layer.v_clip}});
     const auto add_json = [&, layer_id = id](Json& table, const std::string& text) {
       Json row = {{"layer", layer_id}};

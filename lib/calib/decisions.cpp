@@ -28,6 +28,7 @@ struct Outcome {
   bool centered = false;
   bool by_position = false;  // keys: position-aware centering does better than the mean
   double largest_scale = 0.0;
+  std::vector<double> multipliers;  // of the start range; empty = no feedback encoder
 };
 
 struct Paired {
@@ -45,6 +46,13 @@ Paired paired(const std::vector<double>& a, const std::vector<double>& b, double
   const double spread = std::max(0.0, sum_sq - result.difference * result.difference / n);
   result.standard_error = n > 1.0 ? std::sqrt(spread * n / (n - 1.0)) : 0.0;
   return result;
+}
+
+// "0.9/1/1.1", as arms name sets.
+std::string factors_text(const std::vector<double>& factors) {
+  std::string text;
+  for (const double factor : factors) text += cat(text.empty() ? "" : "/", factor);
+  return text;
 }
 
 std::shared_ptr<const EncoderMetric> encoder_metric(const TensorF& metric, size_t head,
@@ -145,7 +153,7 @@ class HeadDecider {
     outcome.centered = !keys && chosen.form.mean != nullptr;
     StoredForm stored = chosen.form;
     stored.codec = arm_codec(*inputs_.recipe, keys, stored.codec.head_dim);
-    const ContestError final_error = error(keys, stored);
+    const ContestError final_error = choose_multipliers(stored, keys, energy, outcome);
     outcome.largest_scale = final_error.largest_scale;
     compare_with_centered(final_error, keys, mean, energy, decision);
     return outcome;
@@ -161,6 +169,36 @@ class HeadDecider {
       const bool worthwhile = errors[i].sum() < (1.0 - kWorthwhile) * errors[start].sum() &&
                               -difference.difference > difference.standard_error;
       if (worthwhile && errors[i].sum() < errors[best].sum()) best = i;
+    }
+    return best;
+  }
+
+  // The arm's encoder, and the same with each set of multipliers that competes.
+  ContestError choose_multipliers(StoredForm& stored, bool keys, double energy,
+                                  Outcome& outcome) const {
+    ContestError best = error(keys, stored);
+    if (stored.codec.encoder != Encoder::kFeedback) return best;
+    outcome.multipliers = stored.codec.feedback.multipliers;
+    if (inputs_.recipe->multiplier_sets.empty()) return best;
+    HeadDecision& decision = outcome.decision;
+    const ContestError own = best;
+    const auto add = [&](const ContestError& measured, const Paired& difference) {
+      decision.multipliers.push_back({factors_text(stored.codec.feedback.multipliers),
+                                      energy > 0.0 ? measured.sum() / energy : 0.0,
+                                      difference.difference, difference.standard_error});
+    };
+    add(own, {});
+    for (const std::vector<double>& set : inputs_.recipe->multiplier_sets) {
+      stored.codec.feedback.multipliers = set;
+      const ContestError measured = error(keys, stored);
+      const Paired difference = paired(measured.per_query, own.per_query, energy);
+      add(measured, difference);
+      const bool worthwhile = measured.sum() < (1.0 - kWorthwhile) * own.sum() &&
+                              -difference.difference > difference.standard_error;
+      if (!worthwhile || measured.sum() >= best.sum()) continue;
+      best = measured;
+      outcome.multipliers = set;
+      decision.chosen_multipliers = decision.multipliers.size() - 1;
     }
     return best;
   }
@@ -230,6 +268,22 @@ TensorF scale_constants(const std::vector<Outcome>& outcomes) {
   return constants;
 }
 
+// The heads' sets [Hkv, n], padded with zeros; empty when every head keeps the arm's.
+TensorF multiplier_sets(const std::vector<Outcome>& outcomes) {
+  size_t longest = 0;
+  bool any_other = false;
+  for (const Outcome& outcome : outcomes) {
+    longest = std::max(longest, outcome.multipliers.size());
+    any_other |= outcome.decision.chosen_multipliers > 0;
+  }
+  if (!any_other) return {};
+  TensorF sets({outcomes.size(), longest}, 0.0F);
+  for (size_t h = 0; h < outcomes.size(); ++h)
+    std::transform(outcomes[h].multipliers.begin(), outcomes[h].multipliers.end(), sets.at(h),
+                   [](double factor) { return static_cast<float>(factor); });
+  return sets;
+}
+
 }  // namespace
 
 LayerComparison minus_centered(const std::vector<HeadDecision>& decisions) {
@@ -283,6 +337,8 @@ void decide_by_contest(const DecisionInputs& inputs, BundleLayer& layer, LayerRe
     layer.k_scale_max = scale_constants(k);
     layer.v_scale_max = scale_constants(v);
   }
+  layer.k_multipliers = multiplier_sets(k);
+  layer.v_multipliers = multiplier_sets(v);
   store_rotations(k, layer.k_rotation);
   store_rotations(v, layer.v_rotation);
 }

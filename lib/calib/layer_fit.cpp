@@ -21,21 +21,29 @@ json to_json(const SideReport& side) {
           {"minus_hadamard_se", side.minus_hadamard.standard_error}};
 }
 
+json to_json(const std::vector<ContestEntry>& candidates) {
+  json entries = json::array();
+  for (const ContestEntry& entry : candidates)
+    entries.push_back({{"form", entry.name},
+                       {"error", entry.error},
+                       {"minus_first", entry.minus_first},
+                       {"se", entry.se}});
+  return entries;
+}
+
 json to_json(const std::vector<HeadDecision>& decisions) {
   json heads = json::array();
   for (const HeadDecision& decision : decisions) {
-    json entries = json::array();
-    for (const ContestEntry& entry : decision.entries)
-      entries.push_back({{"form", entry.name},
-                         {"error", entry.error},
-                         {"minus_first", entry.minus_first},
-                         {"se", entry.se}});
     heads.push_back({{"chosen", decision.entries[decision.chosen].name},
-                     {"candidates", entries},
+                     {"candidates", to_json(decision.entries)},
                      {"error", decision.error},
                      {"centered_recipe", decision.centered_error},
                      {"minus_centered_recipe", decision.centered_difference},
                      {"minus_centered_recipe_se", decision.centered_se}});
+    if (!decision.multipliers.empty()) {
+      heads.back()["multipliers"] = decision.multipliers[decision.chosen_multipliers].name;
+      heads.back()["multiplier_candidates"] = to_json(decision.multipliers);
+    }
     if (decision.position_error >= 0.0) heads.back()["by_position"] = decision.position_error;
   }
   return heads;

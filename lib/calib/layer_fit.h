@@ -33,6 +33,9 @@ struct ContestEntry {
 struct HeadDecision {
   std::vector<ContestEntry> entries;  // the first is the default
   size_t chosen = 0;
+  // Sets of multipliers under the chosen form; the first is the arm's. Empty: no choice was given.
+  std::vector<ContestEntry> multipliers;
+  size_t chosen_multipliers = 0;
   double error = 0.0;           // the chosen form with the encoder of the recipe's arm
   double centered_error = 0.0;  // recipe `centered` (rounding to nearest) on the same rows
   double centered_difference = 0.0, centered_se = 0.0;  // error - centered_error, paired

@@ -35,9 +35,13 @@ struct RecipeOptions {
   int sign_patterns = 0;  // decide_rotation also tries each rotation with so many random signs
   ValueCentering value_centering = ValueCentering::kNever;  // v_mean
   bool log8 = false;                                        // constants of the log-8 metadata
+  // Factors of the start range that compete, per head, with those of the recipe's arm; for sides
+  // with a metric.
+  std::vector<std::vector<double>> multiplier_sets;
 
   bool needs_contest() const {
-    return decide_rotation || value_centering == ValueCentering::kDecide || log8;
+    return decide_rotation || value_centering == ValueCentering::kDecide || log8 ||
+           !multiplier_sets.empty();
   }
 };
 

@@ -75,6 +75,25 @@ double read_clip(const Place& place, const char* name) {
   return clip;
 }
 
+// Sets of factors [num_heads, n], each at least one and padded with zeros.
+TensorF read_multipliers(const Place& place, const char* tensor, size_t num_heads) {
+  TensorF sets = read_optional<float>(place, tensor, 2);
+  if (sets.shape.empty()) return sets;
+  OSCAR_CHECK(sets.extent(0) == num_heads && sets.extent(1) > 0, place.file.path(), ": ",
+              place.name(tensor), ": expected shape [", num_heads, ", n], got ",
+              to_string(sets.shape));
+  for (size_t head = 0; head < num_heads; ++head) {
+    const float* set = sets.at(head);
+    const float* end = std::find(set, set + sets.extent(1), 0.0F);
+    const bool valid = end != set &&
+                       std::all_of(set, end, [](float f) { return f >= 0.1F && f <= 10.0F; }) &&
+                       std::all_of(end, set + sets.extent(1), [](float f) { return f == 0.0F; });
+    OSCAR_CHECK(valid, place.file.path(), ": ", place.name(tensor), " of head ", head,
+                ": expected factors from 0.1 to 10, then zeros");
+  }
+  return sets;
+}
+
 BundleLayer read_layer(const Hdf5File& file, const std::string& group, const BundleInfo& info) {
   const Place place{file, group};
   const auto heads = static_cast<size_t>(info.num_kv_heads);
@@ -110,6 +129,8 @@ BundleLayer read_layer(const Hdf5File& file, const std::string& group, const Bun
   require_shape(place, "k_position_offset", layer.k_position_offset, heads, false, {sides[0].dim});
   OSCAR_CHECK(layer.k_position_mean.empty() == layer.k_position_offset.empty(), file.path(), ": ",
               group, " has only one of k_position_mean and k_position_offset");
+  layer.k_multipliers = read_multipliers(place, "k_multipliers", heads);
+  layer.v_multipliers = read_multipliers(place, "v_multipliers", heads);
   layer.k_clip = read_clip(place, "k_clip");
   layer.v_clip = read_clip(place, "v_clip");
   layer.policy_json = file.string_attribute(group, "policy");
@@ -227,6 +248,8 @@ void write_bundle(const Bundle& bundle, const std::string& path) {
     write_optional(file, group + "/v_metric", layer.v_metric);
     write_optional(file, group + "/k_scale_max", layer.k_scale_max);
     write_optional(file, group + "/v_scale_max", layer.v_scale_max);
+    write_optional(file, group + "/k_multipliers", layer.k_multipliers);
+    write_optional(file, group + "/v_multipliers", layer.v_multipliers);
     file.write_attribute(group, "k_clip", layer.k_clip);
     file.write_attribute(group, "v_clip", layer.v_clip);
     file.write_attribute(group, "policy", layer.policy_json);

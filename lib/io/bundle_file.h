@@ -16,6 +16,10 @@
 //     k_metric, v_metric         float32 [num_kv_heads, D, D]: M_A or M_O, and M_V, in unrotated
 //                                coordinates; absent = no feedback encoder
 //     k_scale_max, v_scale_max   float32 [num_kv_heads]: log-8 scale constants; may be absent
+//     k_multipliers, v_multipliers  float32 [num_kv_heads, n]: factors of the start range decided
+//     for
+//                                the feedback encoder of the recipe's arm, shorter sets padded with
+//                                0; absent = those of the arm
 //     attributes k_clip, v_clip (float64), policy (JSON text: decisions of the contest), held_out
 //                                (JSON text: its numbers)
 #pragma once
@@ -35,6 +39,7 @@ struct BundleLayer {
   TensorF k_mean, v_mean;      // [Hkv, D], empty = not centered
   TensorF k_metric, v_metric;  // [Hkv, D, D], empty = none
   TensorF k_scale_max, v_scale_max;
+  TensorF k_multipliers, v_multipliers;        // [Hkv, n], empty = those of the arm
   TensorF k_position_mean, k_position_offset;  // [Hkv, D], empty = none
   double k_clip = 0.0, v_clip = 0.0;
   std::string policy_json = "{}";

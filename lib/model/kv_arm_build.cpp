@@ -16,21 +16,17 @@ struct BundleSide {
   const TensorF *position_mean, *position_offset;  // null for values
   const TensorF& metric;
   const TensorF& scale_max;
+  const TensorF& multipliers;
   double clip;
 };
 
 BundleSide bundle_side(const BundleLayer& layer, bool keys) {
   if (keys) {
-    return {layer.k_rotation,
-            layer.k_mean,
-            &layer.k_position_mean,
-            &layer.k_position_offset,
-            layer.k_metric,
-            layer.k_scale_max,
-            layer.k_clip};
+    return {layer.k_rotation, layer.k_mean,      &layer.k_position_mean, &layer.k_position_offset,
+            layer.k_metric,   layer.k_scale_max, layer.k_multipliers,    layer.k_clip};
   }
-  return {layer.v_rotation, layer.v_mean,      nullptr,     nullptr,
-          layer.v_metric,   layer.v_scale_max, layer.v_clip};
+  return {layer.v_rotation,  layer.v_mean,        nullptr,     nullptr, layer.v_metric,
+          layer.v_scale_max, layer.v_multipliers, layer.v_clip};
 }
 
 void check_bundle(const std::string& arm, const ModelConfig& config, const ArmOptions& options,
@@ -116,6 +112,12 @@ std::shared_ptr<const EncoderMetric> head_metric(const std::string& where, const
   }
 }
 
+// A head's set of factors without its padding.
+std::vector<double> factors(const TensorF& sets, size_t head) {
+  const float* begin = sets.at(head);
+  return {begin, std::find(begin, begin + sets.extent(1), 0.0F)};
+}
+
 // Codecs of one side: one for all heads where nothing depends on the head.
 void add_codecs(const std::string& where, const SideRecipe& recipe, CodecSpec spec,
                 const BundleSide* bundle, const ModelConfig& config, SideArm& side) {
@@ -131,8 +133,11 @@ void add_codecs(const std::string& where, const SideRecipe& recipe, CodecSpec sp
     OSCAR_CHECK(bundle != nullptr && !bundle->scale_max.empty(), where,
                 ": the bundle has no scale constants, which meta=log8 needs");
   }
+  const bool decided = recipe.multipliers_where_decided && with_metric && bundle != nullptr &&
+                       !bundle->multipliers.empty();
   for (size_t head = 0; head < (with_metric || log8 ? heads : 1); ++head) {
     if (log8) spec.log8_scale_max = bundle->scale_max.values[head];
+    if (decided) spec.feedback.multipliers = factors(bundle->multipliers, head);
     std::shared_ptr<const EncoderMetric> metric;
     if (with_metric) {
       metric = head_metric(where, recipe, side, bundle == nullptr ? nullptr : &bundle->metric, head,
@@ -184,6 +189,11 @@ void choose_metadata(SideRecipe& recipe, const Bundle* bundle, bool keys) {
   if (known) recipe.codec.meta = MetaFormat::kLog8;
 }
 
+// The start range that the decided multipliers belong to: that of the arm of the bundle's recipe.
+StartRange decided_start(const Bundle& bundle) {
+  return bundle.info.recipe == "best" ? best_feedback().start : FeedbackOptions{}.start;
+}
+
 std::string rounded(double value) {
   std::ostringstream text;
   text.precision(4);
@@ -223,6 +233,18 @@ const char* start_name(StartRange start) {
   return "";
 }
 
+bool multipliers_differ(const std::vector<LayerArm>& layers, SideArm LayerArm::*member) {
+  const auto set = [](const std::shared_ptr<const Codec>& codec) -> const std::vector<double>& {
+    return codec->spec().feedback.multipliers;
+  };
+  const std::vector<double>& first = set((layers.front().*member).codecs.front());
+  return std::any_of(layers.begin(), layers.end(), [&](const LayerArm& layer) {
+    const auto& codecs = (layer.*member).codecs;
+    return std::any_of(codecs.begin(), codecs.end(),
+                       [&](const auto& codec) { return set(codec) != first; });
+  });
+}
+
 std::string describe_side(const std::vector<LayerArm>& layers, SideArm LayerArm::*member) {
   const SideArm& side = layers.front().*member;
   const CodecSpec& spec = side.codec(0).spec();
@@ -247,9 +269,10 @@ std::string describe_side(const std::vector<LayerArm>& layers, SideArm LayerArm:
   if (spec.clip_ratio > 0.0) text += ", clip " + rounded(spec.clip_ratio);
   if (spec.encoder == Encoder::kFeedback) {
     const FeedbackOptions& f = spec.feedback;
-    text += cat(f.feedback ? ", error feedback (" : ", metric search (", start_name(f.start),
-                " start, ", f.multipliers.size(), " multipliers, ", f.sweeps, " sweeps, ", f.refits,
-                " refits)");
+    text += cat(
+        f.feedback ? ", error feedback (" : ", metric search (", start_name(f.start), " start, ",
+        multipliers_differ(layers, member) ? "decided" : std::to_string(f.multipliers.size()),
+        " multipliers, ", f.sweeps, " sweeps, ", f.refits, " refits)");
   }
   if (spec.gain == GainRule::kPlain) text += ", plain gain";
   if (spec.gain == GainRule::kMetric) text += ", metric gain";
@@ -276,6 +299,8 @@ KvArm make_arm(const std::string& name, const ModelConfig& config, const ArmOpti
     arm.bundle_sha256 = options.bundle_sha256;
     choose_metadata(recipe.k, bundle, true);
     choose_metadata(recipe.v, bundle, false);
+    for (SideRecipe* side : {&recipe.k, &recipe.v})
+      side->multipliers_where_decided &= side->codec.feedback.start == decided_start(*bundle);
   }
   if (recipe.k.centering == SideRecipe::Centering::kPosition) arm.rope = config.rope;
   arm.layers.resize(config.num_layers);

@@ -36,6 +36,7 @@ void use_feedback(SideRecipe& side, const FeedbackOptions& options) {
   side.codec.encoder = Encoder::kFeedback;
   side.codec.feedback = options;
   side.codec.gain = GainRule::kMetric;
+  side.multipliers_where_decided = true;
   side.clip_from_bundle = false;  // the encoder has a start of its own
   side.codec.clip_ratio = 0.0;
   side.codec.clip_rule = ClipRule::kOrderStatistic;
@@ -236,12 +237,16 @@ const std::map<std::string, SideChange>& side_suffixes() {
          s.codec.feedback.refit_multipliers = parse_multipliers(x);
        }},
       {"multipliers",
-       [](SideRecipe& s, const Suffix& x) { s.codec.feedback.multipliers = parse_multipliers(x); }},
+       [](SideRecipe& s, const Suffix& x) {
+         s.codec.feedback.multipliers = parse_multipliers(x);
+         s.multipliers_where_decided = false;
+       }},
       {"trellis",
        [](SideRecipe& s, const Suffix&) {
          s.codec.levels = Levels::kTrellis;
          s.codec.feedback.start = StartRange::kClip;  // the only one it has
          s.codec.feedback.multipliers = FeedbackOptions{}.multipliers;
+         s.multipliers_where_decided = false;
        }},
       {"no-clip",
        [](SideRecipe& s, const Suffix&) { set_clip(s, 0.0, ClipRule::kOrderStatistic); }},

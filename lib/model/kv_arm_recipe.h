@@ -21,7 +21,9 @@ struct SideRecipe {
   bool identity_metric = false;  // M = I in place of the bundle's metric
   double damping = 0.01;
   bool log8_where_known = false;  // metadata kLog8 when the bundle has the scale constants
-  CodecSpec codec;                // head_dim and (where 0) group are filled in for the model
+  // The bundle's factors of the start range, where it has decided them for the same start.
+  bool multipliers_where_decided = false;
+  CodecSpec codec;  // head_dim and (where 0) group are filled in for the model
 
   bool needs_metric() const {
     return codec.encoder == Encoder::kFeedback || codec.gain == GainRule::kMetric;

@@ -38,6 +38,8 @@ Bundle sample_bundle() {
     layer.k_mean = TensorF({2, 8}, 0.5F);
     layer.k_metric = identity(2, 8);
     layer.k_scale_max = TensorF({2}, 3.0F);
+    layer.v_multipliers = TensorF({2, 3}, 1.25F);
+    layer.v_multipliers.values[5] = 0.0F;  // a shorter set
     layer.k_position_mean = TensorF({2, 8}, 0.25F);
     layer.k_position_offset = TensorF({2, 8}, 0.125F);
     layer.k_clip = 0.96;
@@ -69,6 +71,8 @@ TEST_CASE("a bundle comes back as written, layers in numeric order") {
   CHECK(layer.k_position_offset.values == std::vector<float>(16, 0.125F));
   CHECK(layer.k_scale_max.values == std::vector<float>{3.0F, 3.0F});
   CHECK(layer.held_out_json == written.layers.at(10).held_out_json);
+  CHECK(layer.k_multipliers.empty());
+  CHECK(layer.v_multipliers.values == std::vector<float>{1.25F, 1.25F, 1.25F, 1.25F, 1.25F, 0.0F});
   CHECK(layer.k_clip == 0.96);
 }
 
@@ -94,6 +98,16 @@ TEST_CASE("an invalid bundle is neither written nor read") {
          "layer 2 has no k_position_mean");
   refuse([](Bundle& b) { b.layers.at(2).k_metric.values[0] = NAN; }, "non-finite");
   refuse([](Bundle& b) { b.layers.at(2).k_clip = 1.5; }, "k_clip");
+  refuse(
+      [](Bundle& b) {
+        b.layers.at(2).v_multipliers = TensorF({3, 1}, 1.0F);
+      },
+      "/layers/2/v_multipliers: expected shape [2, n], got [3, 1]");
+  for (const size_t wrong : {0U, 1U, 3U})  // no set, a hole
+    refuse([wrong](Bundle& b) { b.layers.at(2).v_multipliers.values[wrong] = 0.0F; },
+           "expected factors from 0.1 to 10, then zeros");
+  refuse([](Bundle& b) { b.layers.at(2).v_multipliers.values[1] = 11.0F; },
+         "/layers/2/v_multipliers of head 0");
   refuse([](Bundle& b) { b.info.num_layers = 5; }, "layer 10");
   refuse([](Bundle& b) { b.info.num_kv_heads = 4; }, "impossible geometry");
   refuse([](Bundle& b) { b.layers.clear(); }, "no layers");

@@ -155,6 +155,38 @@ TEST_CASE("log-8 metadata is taken where the bundle has its constants", "[kv_arm
   CHECK(make_arm("oscar-best", model_config(), {}, &bundle).bits_nominal == 2.25);
 }
 
+TEST_CASE("multipliers decided by calibration are those of the arm with the same start",
+          "[kv_arm]") {
+  Bundle bundle = toy_bundle();
+  for (auto& [id, layer] : bundle.layers) {
+    layer.k_multipliers = TensorF({2, 3}, 0.0F);
+    layer.k_multipliers.values = {0.5F, 0.75F, 2.0F, 1.5F, 0.0F, 0.0F};
+  }
+  using Factors = std::vector<double>;
+  const auto k = [&](const std::string& name, size_t head) {
+    return make_arm(name, model_config(), {}, &bundle)
+        .layers[0]
+        .k.codec(head)
+        .spec()
+        .feedback.multipliers;
+  };
+  for (const std::string recipe : {"best", "lean", "light"}) {
+    bundle.info.recipe = recipe;
+    for (const std::string arm : {"best", "lean", "light"}) {
+      const bool same_start = (arm == "best") == (recipe == "best");
+      const Factors own =
+          arm == "best" ? best_feedback().multipliers : Factors{FeedbackOptions{}.multipliers};
+      CHECK(k("oscar-" + arm, 0) == (same_start ? Factors{0.5, 0.75, 2.0} : own));
+      CHECK(k("oscar-" + arm, 1) == (same_start ? Factors{1.5} : own));
+      CHECK(k("oscar-" + arm + ":multipliers=1", 0) == Factors{1.0});
+    }
+    CHECK(k("oscar-lean:k.trellis", 0) == FeedbackOptions{}.multipliers);
+    const KvArm arm = make_arm("oscar-" + recipe, model_config(), {}, &bundle);
+    CHECK_THAT(describe(arm), Contains("decided multipliers"));
+    if (recipe != "light") CHECK(arm.layers[0].v.codec(0).spec().feedback.multipliers.size() > 1);
+  }
+}
+
 TEST_CASE("suffixes change one step each", "[kv_arm]") {
   const Bundle bundle = toy_bundle();
   const auto arm = [&](const std::string& name) {
