@@ -88,7 +88,7 @@ struct PairKernels {
   // out_stride apart. width a multiple of kColumnMultiple.
   void (*round)(size_t m, size_t width, const float* rows, size_t row_stride, uint32_t* out,
                 size_t out_stride);
-  // Called by a thread before and after its calls of gemm; may be null.
+  // Called by a thread around many calls of gemm to save time; may be null.
   void (*start)();
   void (*stop)();
 };

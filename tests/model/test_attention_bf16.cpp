@@ -7,7 +7,6 @@
 #include "base/parallel.h"
 #include "model/attention_kernels.h"
 #include "model/cache_fixture.h"
-#include "model/kernel_scope.h"
 #include "support/compare.h"
 #include "support/paths.h"
 
@@ -149,7 +148,6 @@ TEST_CASE("pair kernels agree with plain loops", "[attention]") {
   const Tables tables;
   SKIP_UNLESS(!tables.pairs.empty(), "no bf16 products on this CPU");
   for (const PairKernels* kernels : tables.pairs) {
-    const KernelScope scope(kernels->start, kernels->stop);
     for (const size_t m : {1, 3, 6, 13, 16, 17, 48}) {
       for (const size_t n : {16, 48, 64, 80, 144}) {
         for (const size_t num_pairs : {8, 24, 32, 40}) {

@@ -272,6 +272,7 @@ TEST_CASE("the processor's tiles have the bits of the emulated ones", "[tiles]")
             run_panels(panels, c, multiply_panels<EmulatedTiles>));
     }
   }
+  const KernelScope pair_scope(kPairsAmx.start, kPairsAmx.stop);
   for (const PairCase& p : pair_cases()) {
     CAPTURE(p.m, p.n, p.num_pairs, p.accumulate);
     const PairOperandsOf operands(p);
