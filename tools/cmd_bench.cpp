@@ -90,6 +90,7 @@ class Bench {
         progress_(console_progress(options.quiet || options.json)),
         weights_(std::make_shared<const ModelWeights>(load_weights(options.model))),
         model_(weights_, parse_compute(options.compute)) {
+    show_warnings(weights_->config.warnings, options.quiet);
     ArmOptions arm_options;
     std::optional<Bundle> bundle;
     if (!options.bundle.empty()) {

@@ -166,6 +166,10 @@ OpenSource open_source(const CalibrateCommand& options) {
     open_model(options, options.held_out, open);
   else
     open_capture(options, open);
+  if (open.weights != nullptr) {
+    const std::vector<std::string>& of_model = open.weights->config.warnings;
+    open.warnings.insert(open.warnings.begin(), of_model.begin(), of_model.end());
+  }
   return open;
 }
 
@@ -260,7 +264,7 @@ void run_calibrate(const CalibrateCommand& options) {
     return;
   }
   if (options.quiet) return;
-  for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  show_warnings(result.warnings, false);
   for (const std::string& note : notes) fmt::print("{}\n", note);
   if (!options.moments_out.empty())
     fmt::print("{}: statistics of {} tokens, {} held out\n", options.moments_out, result.tokens,

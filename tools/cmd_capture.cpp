@@ -32,9 +32,9 @@ void run_capture(const CaptureCommand& options) {
   const auto tokenizer = Tokenizer::load(options.model);
   const TextSequences text = load_text_sequences(
       options.texts, *tokenizer, {.num_tokens = options.tokens, .lengths = options.lengths});
-  if (!options.quiet)
-    for (const std::string& warning : text.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  show_warnings(text.warnings, options.quiet);
   const auto weights = std::make_shared<const ModelWeights>(load_weights(options.model));
+  show_warnings(weights->config.warnings, options.quiet);
   check_context(options.lengths, weights->config, options.model);
   CaptureInfo info;
   info.model_architecture = weights->config.architecture;

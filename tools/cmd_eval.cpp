@@ -178,6 +178,7 @@ void run_eval(const EvalOptions& options) {
   const Progress progress = console_progress(options.quiet);
   const EvalRequest request = request_of(options);
   EvalSession session = open_session(request);
+  show_warnings(session.weights->config.warnings, options.quiet);
   std::vector<ResultRow> rows;
   try {
     if (request.perplexity || request.divergence) rows = evaluate_likelihood(session, progress);

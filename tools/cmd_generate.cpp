@@ -91,11 +91,16 @@ nlohmann::ordered_json to_json(const GenerateCommand& options, const Generated& 
           {"prefill_tokens_per_s", per_second(result.prompt_tokens, result.prefill_s)},
           {"decode_tokens_per_s", per_second(result.decode_steps, result.decode_s)},
           {"cache_tokens", cache.tokens},
-          {"cache_bytes_packed", cache.bytes_packed},
-          {"cache_bytes_high_precision", cache.bytes_high_precision},
+          {"cache_bytes_packed", cache.bytes_packed_used},
+          {"cache_bytes_high_precision", cache.bytes_high_precision_used},
+          {"cache_bytes_allocated", cache.bytes_packed + cache.bytes_high_precision},
           {"tokens_int2_written", cache.tokens_int2_written},
           {"tokens_int2_read", cache.tokens_int2_read},
           {"tokens_high_precision", cache.tokens_high_precision},
+          {"rows_encoded", cache.encode.rows},
+          {"gains_clamped", cache.encode.gain_clamped},
+          {"scales_saturated", cache.encode.scale_saturated},
+          {"meta_fallbacks", cache.encode.meta_fallbacks},
           {"tool", tool_version()}};
 }
 
@@ -105,9 +110,15 @@ void print_summary(const GenerateCommand& options, const Generated& result,
       stderr, "prompt {} tokens, {:.1f} tokens/s; {} tokens generated ({}), {:.1f} tokens/s\n",
       result.prompt_tokens, per_second(result.prompt_tokens, result.prefill_s),
       result.tokens.size(), result.finish_reason, per_second(result.decode_steps, result.decode_s));
-  fmt::print(stderr, "cache ({}): {} tokens, {:.1f} KiB packed + {:.1f} KiB high precision\n",
-             options.arm, cache.tokens, static_cast<double>(cache.bytes_packed) / 1024.0,
-             static_cast<double>(cache.bytes_high_precision) / 1024.0);
+  const auto kib = [](size_t bytes) { return static_cast<double>(bytes) / 1024.0; };
+  fmt::print(stderr,
+             "cache ({}): {} tokens, {:.1f} KiB packed + {:.1f} KiB high precision in use, {:.1f} "
+             "KiB allocated in pages of {} tokens\n",
+             options.arm, cache.tokens, kib(cache.bytes_packed_used),
+             kib(cache.bytes_high_precision_used),
+             kib(cache.bytes_packed + cache.bytes_high_precision), kPageTokens);
+  const std::string events = describe(cache.encode);
+  if (!events.empty()) fmt::print(stderr, "encoder: {}\n", events);
 }
 
 }  // namespace
@@ -130,6 +141,7 @@ void run_generate(const GenerateCommand& options) {
   const auto tokenizer = Tokenizer::load(options.model);
   const std::vector<int32_t> prompt = prompt_tokens(options, text_of_prompt, *tokenizer);
   const auto weights = std::make_shared<const ModelWeights>(load_weights(options.model));
+  show_warnings(weights->config.warnings, options.quiet);
   const auto arm = load_arm(options, *weights);
   Transformer model(weights, compute);
   KvCache cache(weights->config, arm);

@@ -79,6 +79,11 @@ Progress console_progress(bool quiet) {
   return progress;
 }
 
+void show_warnings(const std::vector<std::string>& warnings, bool quiet) {
+  if (quiet) return;
+  for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);
+}
+
 void set_exit_code(int code) { g_exit_code = code; }
 int exit_code() { return g_exit_code; }
 

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "base/progress.h"
 
@@ -15,6 +16,10 @@ inline constexpr int kExitUnderThreshold = 2;  // measured, but under the demand
 // Progress that prints one rewritten line on stderr (rate, ETA) when it is a terminal, nothing
 // otherwise, and stops long work on Ctrl-C (SIGINT, SIGTERM).
 Progress console_progress(bool quiet = false);
+
+// One "warning:" line each on stderr. Every command that opens a model shows
+// ModelConfig::warnings, unless it is quiet.
+void show_warnings(const std::vector<std::string>& warnings, bool quiet);
 
 // Exit code of a finished subcommand, set by its callback and returned by main().
 void set_exit_code(int code);

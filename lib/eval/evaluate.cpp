@@ -79,6 +79,14 @@ std::shared_ptr<const KvArm> build_arm(const std::string& text, const EvalReques
   return std::make_shared<const KvArm>(std::move(arm));
 }
 
+// What does not fit the stored form is counted, and said: a few rows in a thousand are usual.
+void note_encode_events(EvalSession& session, const LikelihoodRun& run) {
+  for (size_t arm = 1; arm < run.arms.size(); ++arm) {
+    const std::string events = describe(encode_events(run, arm));
+    if (!events.empty()) session.notes.push_back(cat(run.arms[arm]->name, ": ", events));
+  }
+}
+
 std::string run_mode(const EvalRequest& request) {
   return request.after_prefill ? "after-prefill" : mode_name(request.arm_options.windows.mode);
 }
@@ -126,12 +134,12 @@ bool calibrated_on(const BundleInfo& info, const std::vector<EvalText>& texts) {
   });
 }
 
-std::string cell_name(const EvalSession& session) {
+std::string cell_name(const EvalSession& session, size_t length) {
   std::string name;
   for (const EvalText& text : session.texts) {
     name += cat(name.empty() ? "" : "+", std::filesystem::path(text.path).stem().string());
   }
-  return cat(name, "-", session.request.length);
+  return cat(name, "-", length);
 }
 
 std::vector<std::string> standard_arms(const Bundle* bundle) {
@@ -238,7 +246,7 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
                  });
   std::sort(run.records.begin(), run.records.end(),
             [](const WindowRecord& a, const WindowRecord& b) { return a.window < b.window; });
-  run.cell = cell_name(session);
+  run.cell = cell_name(session, request.length);
   run.targets = options.targets;
   run.window_length = request.length;
   run.arms = session.arms;
@@ -256,6 +264,7 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
     }
   }
   note_unread_arms(session, run);
+  note_encode_events(session, run);
   return rows;
 }
 

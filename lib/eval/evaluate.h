@@ -61,7 +61,7 @@ struct EvalSession {
 EvalSession open_session(const EvalRequest& request);
 
 // Name of texts and length in rows: "emma+persuasion-2048".
-std::string cell_name(const EvalSession& session);
+std::string cell_name(const EvalSession& session, size_t length);
 
 // Runs perplexity and divergence. Adds notes to the session (dropped tail tokens, arms that never
 // read a quantized token).

@@ -126,6 +126,10 @@ ArmWindow empty_arm_window(const CacheCounters& counters, size_t rows, double fo
   window.tokens_high_precision = static_cast<double>(counters.tokens_high_precision);
   window.bytes_packed = static_cast<double>(counters.bytes_packed);
   window.bytes_high_precision = static_cast<double>(counters.bytes_high_precision);
+  window.rows_encoded = static_cast<double>(counters.encode.rows);
+  window.gains_clamped = static_cast<double>(counters.encode.gain_clamped);
+  window.scales_saturated = static_cast<double>(counters.encode.scale_saturated);
+  window.meta_fallbacks = static_cast<double>(counters.encode.meta_fallbacks);
   window.forward_s = forward_s;
   return window;
 }

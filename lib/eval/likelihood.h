@@ -28,6 +28,7 @@ struct ArmWindow {
   double tokens_int2_read = 0;     // per layer, summed over the queries
   double tokens_high_precision = 0;
   double bytes_packed = 0, bytes_high_precision = 0;  // held at the end, all layers and heads
+  double rows_encoded = 0, gains_clamped = 0, scales_saturated = 0, meta_fallbacks = 0;
   double forward_s = 0;  // wall time of the forward pass, shared evenly by the windows of a batch
 };
 

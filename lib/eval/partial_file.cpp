@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "oscar-eval-partial";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 void append_hex(uint32_t value, int digits, std::string& text) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -80,6 +80,10 @@ ArmWindow parse_arm(const Json& json) {
   arm.tokens_high_precision = json.at("tokens_high_precision").get<double>();
   arm.bytes_packed = json.at("bytes_packed").get<double>();
   arm.bytes_high_precision = json.at("bytes_high_precision").get<double>();
+  arm.rows_encoded = json.at("rows_encoded").get<double>();
+  arm.gains_clamped = json.at("gains_clamped").get<double>();
+  arm.scales_saturated = json.at("scales_saturated").get<double>();
+  arm.meta_fallbacks = json.at("meta_fallbacks").get<double>();
   arm.forward_s = json.at("forward_s").get<double>();
   return arm;
 }
@@ -113,6 +117,10 @@ std::string to_json_line(const WindowRecord& record) {
                             {"tokens_high_precision", arm.tokens_high_precision},
                             {"bytes_packed", arm.bytes_packed},
                             {"bytes_high_precision", arm.bytes_high_precision},
+                            {"rows_encoded", arm.rows_encoded},
+                            {"gains_clamped", arm.gains_clamped},
+                            {"scales_saturated", arm.scales_saturated},
+                            {"meta_fallbacks", arm.meta_fallbacks},
                             {"forward_s", arm.forward_s}});
   }
   return json.dump();

@@ -150,7 +150,7 @@ std::vector<ResultRow> evaluate_recall(EvalSession& session, const RecallRequest
   recall.seed = request.seed;
   recall.widest = lookup.widest;
   TaskRowInfo info;
-  info.cell = cell_name(session);
+  info.cell = cell_name(session, request.length);
   info.mode = mode_name(session.request.arm_options.windows.mode);
   info.length = request.length;
   info.arms = session.arms;

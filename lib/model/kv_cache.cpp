@@ -295,6 +295,12 @@ CacheCounters KvCache::counters() const {
   for (const LayerCache& layer : s.layers) {
     for (const PackedSide& side : layer.packed) {
       for (const auto& page : side.pages) counters.bytes_packed += page->size();
+      const size_t packed_tokens = s.arm->quantized ? side.end - s.arm->windows.sink : 0;
+      counters.bytes_packed_used +=
+          packed_tokens / side.token_block * side.bytes_per_block * s.num_kv_heads;
+      counters.bytes_high_precision_used += (layer.length - packed_tokens) * s.num_kv_heads *
+                                            s.head_dim *
+                                            (s.bf16() ? sizeof(uint16_t) : sizeof(float));
     }
     for (const auto& page : layer.pages) {
       if (page) counters.bytes_high_precision += 4 * (page->bf16.size() + page->fp32.size());

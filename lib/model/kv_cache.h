@@ -17,8 +17,10 @@ struct CacheCounters {
   size_t tokens_int2_written = 0;    // (layer 0) tokens encoded so far
   size_t tokens_int2_read = 0;       // (layer 0) sum over queries of dequantized keys seen
   size_t tokens_high_precision = 0;  // tokens now held in high precision
-  size_t bytes_packed = 0;           // packed bytes really held, all layers and heads
-  size_t bytes_high_precision = 0;
+  // Of all layers and heads: whole pages as allocated, and the rows in them that hold tokens still
+  // needed in that form.
+  size_t bytes_packed = 0, bytes_high_precision = 0;
+  size_t bytes_packed_used = 0, bytes_high_precision_used = 0;
   EncodeStats encode;
 };
 

@@ -93,6 +93,11 @@ std::vector<Chunk> Transformer::State::check(std::span<const SequenceChunk> chun
       OSCAR_CHECK(token >= 0 && static_cast<size_t>(token) < config().vocab_size,
                   "forward: token id: expected 0..", config().vocab_size - 1, ", got ", token);
     }
+    const size_t length = chunk.cache->length() + chunk.tokens.size();
+    OSCAR_CHECK(config().context_length == 0 || length <= config().context_length,
+                "forward: chunk ", checked.size(), ": ", chunk.cache->length(), " tokens and ",
+                chunk.tokens.size(), " new ones, the model's context is ", config().context_length,
+                " tokens");
     checked.push_back({chunk.cache, row, chunk.cache->length(), chunk.tokens.size()});
     row += chunk.tokens.size();
   }

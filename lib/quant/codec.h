@@ -113,6 +113,9 @@ struct EncodeStats {
   }
 };
 
+// "3 of 512 gains at their clamp, 1 scale saturated, ..."; empty when nothing happened.
+std::string describe(const EncodeStats& stats);
+
 // Encodes and decodes rows [token, D] (already centered and rotated) of one head. Thread-safe: all
 // methods are const.
 class Codec {

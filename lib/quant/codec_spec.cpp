@@ -107,4 +107,16 @@ double nominal_bits(const CodecSpec& spec) {
          static_cast<double>(meta_values(spec.meta) * meta_bits(spec.meta)) / group;
 }
 
+std::string describe(const EncodeStats& stats) {
+  std::string text;
+  const auto add = [&](size_t count, const char* what) {
+    if (count == 0) return;
+    text += cat(text.empty() ? "" : ", ", count, " of ", stats.rows, " rows ", what);
+  };
+  add(stats.gain_clamped, "with the gain at its clamp");
+  add(stats.scale_saturated, "with a scale above the largest one stored");
+  add(stats.meta_fallbacks, "stored as constants");
+  return text;
+}
+
 }  // namespace oscar

@@ -45,6 +45,9 @@ LikelihoodRun synthetic_run(size_t windows) {
         arm.agreement.push_back(static_cast<uint8_t>(a == 1 && row == 0 ? 3 : kSameTop1 | 5));
       }
       arm.tokens_int2_read = 10;
+      arm.rows_encoded = 100;
+      arm.gains_clamped = a == 1 ? 3 : 0;
+      arm.scales_saturated = a == 1 ? 2 : 0;
       arm.forward_s = 0.5;
       record.arms.push_back(arm);
     }
@@ -157,6 +160,21 @@ TEST_CASE("records that do not fit are refused") {
   CHECK_THROWS_AS(likelihood_rows(run), Error);
 }
 
+TEST_CASE("what the encoder could not hold is counted over all windows and said") {
+  const LikelihoodRun run = synthetic_run(3);
+  const EncodeStats events = encode_events(run, 1);
+  CHECK(events.rows == 300);
+  CHECK(events.gain_clamped == 9);
+  CHECK(events.scale_saturated == 6);
+  CHECK(describe(events) ==
+        "9 of 300 rows with the gain at its clamp, 6 of 300 rows with a scale above the largest "
+        "one stored");
+  CHECK(describe(encode_events(run, 2)).empty());
+  const std::vector<ResultRow> rows = likelihood_rows(run);
+  CHECK(find(rows, "fp32", "kl").numbers.at("gains_clamped") == 9);
+  CHECK(find(rows, "fp32", "kl").numbers.at("rows_encoded") == 300);
+}
+
 TEST_CASE("finished windows survive in a file, a cut last line does not") {
   oscar_test::TemporaryFolder folder;
   const std::string path = (folder / "run.partial.jsonl").string();
@@ -175,6 +193,9 @@ TEST_CASE("finished windows survive in a file, a cut last line does not") {
     CHECK(file.records()[1].arms[1].delta_p == run.records[1].arms[1].delta_p);
     CHECK(file.records()[1].arms[1].agreement == run.records[1].arms[1].agreement);
     CHECK(file.records()[1].arms[0].tokens_int2_read == 10);
+    CHECK(file.records()[1].arms[1].rows_encoded == 100);
+    CHECK(file.records()[1].arms[1].gains_clamped == 3);
+    CHECK(file.records()[1].arms[1].scales_saturated == 2);
     file.append(run.records[2]);
   }
   CHECK(std::filesystem::file_size(path) == size);

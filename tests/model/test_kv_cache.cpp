@@ -114,10 +114,15 @@ TEST_CASE("counters and bytes are those of the rows really held", "[kv_cache]") 
   // 11 packed pages (680 tokens) and 6 high-precision pages (0..63, 704..999) a layer.
   CHECK(counters.bytes_packed == size_t{2} * 2 * 11 * 64 * 3 * 64);
   CHECK(counters.bytes_high_precision == size_t{2} * 2 * 6 * 64 * 3 * 64 * 2);
+  // Of these 680 packed tokens and 320 rows are in use.
+  CHECK(counters.bytes_packed_used * 704 == counters.bytes_packed * 680);
+  CHECK(counters.bytes_high_precision_used == size_t{2} * 2 * 320 * 3 * 64 * 2);
   KvCache reference(g.config(), make_reference_arm(HighPrecision::kBf16));
-  run(reference, g, rows, 0, 1000, {}, 1);
+  for (size_t layer = 0; layer < 2; ++layer) run(reference, g, rows, 0, 1000, {}, layer);
+  CHECK(reference.counters().bytes_packed_used == 0);
+  CHECK(reference.counters().bytes_high_precision_used == size_t{2} * 2 * 1000 * 3 * 64 * 2);
   CHECK(reference.counters().bytes_packed == 0);
-  CHECK(reference.counters().bytes_high_precision == size_t{2} * 16 * 64 * 3 * 64 * 2);
+  CHECK(reference.counters().bytes_high_precision == size_t{2} * 2 * 16 * 64 * 3 * 64 * 2);
   CHECK(reference.counters().tokens_int2_written == 0);
 }
 

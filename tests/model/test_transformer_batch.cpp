@@ -164,6 +164,25 @@ TEST_CASE("bad batches are refused before anything is appended") {
   CHECK(cache.length() == 0);
 }
 
+TEST_CASE("tokens beyond the model's context are refused before anything is stored") {
+  SmallModel small;
+  small.weights.config.context_length = 12;
+  Transformer model = small.transformer();
+  KvCache cache(model.config(), reference_arm(HighPrecision::kFp32));
+  const std::vector<int32_t> tokens = random_tokens(13, 8);
+  const auto feed = [&](size_t count) {
+    const SequenceChunk chunk{std::span(tokens).first(count), &cache};
+    return model.forward({&chunk, 1});
+  };
+  CHECK_THROWS_WITH(feed(13), Catch::Contains("0 tokens and 13 new ones") &&
+                                  Catch::Contains("context is 12 tokens"));
+  CHECK(cache.length() == 0);
+  feed(11);
+  feed(1);
+  CHECK_THROWS_WITH(feed(1), Catch::Contains("12 tokens and 1 new"));
+  CHECK(cache.length() == 12);
+}
+
 TEST_CASE("non-finite activations are reported with their layer") {
   SmallModel small;
   const float infinity = std::numeric_limits<float>::infinity();

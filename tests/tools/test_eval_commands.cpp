@@ -89,6 +89,24 @@ TEST_CASE("eval stores rows, table and page, and removes its finished windows", 
   CHECK(content(folder / "again.html") == content(options.html));
 }
 
+TEST_CASE("rows of recall tasks carry the length of their own prompts", "[model]") {
+  SKIP_UNLESS(oscar_test::demo_model() && oscar_test::demo_text("persuasion"),
+              "the demo model is not in the cache folder");
+  const TemporaryFolder folder;
+  EvalOptions options = small_options(folder);
+  std::ofstream(options.texts[0]) << content(*oscar_test::demo_text("persuasion")).substr(0, 9000);
+  options.sets = {"recall"};
+  options.arms = {"int8"};
+  options.baseline.clear();
+  options.sink = options.recent = 16;
+  options.recall_length = 640;
+  options.recall_contexts = 1;
+  run_eval(options);
+  const auto rows = read_rows(options.out);
+  CHECK(rows.size() > 4);
+  for (const ResultRow& row : rows) CHECK(row.cell == "excerpt-640");
+}
+
 TEST_CASE("a baseline that no arm has is refused, a default one is left out", "[model]") {
   SKIP_UNLESS(oscar_test::demo_model() && oscar_test::demo_text("persuasion"),
               "the demo model is not in the cache folder");
