@@ -82,7 +82,7 @@ std::shared_ptr<const KvArm> build_arm(const std::string& text, const EvalReques
 // What does not fit the stored form is counted, and said: a few rows in a thousand are usual.
 void note_encode_events(EvalSession& session, const LikelihoodRun& run) {
   for (size_t arm = 1; arm < run.arms.size(); ++arm) {
-    const std::string events = describe(encode_events(run, arm));
+    const std::string events = describe(encode_events(run.records, arm));
     if (!events.empty()) session.notes.push_back(cat(run.arms[arm]->name, ": ", events));
   }
 }

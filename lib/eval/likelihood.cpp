@@ -262,4 +262,15 @@ void run_likelihood(Transformer& transformer, const std::vector<EvalText>& texts
   progress.step({"eval", units, total_units, "passes"});
 }
 
+EncodeStats encode_events(const std::vector<WindowRecord>& records, size_t arm) {
+  EncodeStats sum;
+  for (const WindowRecord& record : records) {
+    const ArmWindow& window = record.arms[arm];
+    sum.add({static_cast<size_t>(window.rows_encoded), static_cast<size_t>(window.meta_fallbacks),
+             static_cast<size_t>(window.gains_clamped),
+             static_cast<size_t>(window.scales_saturated)});
+  }
+  return sum;
+}
+
 }  // namespace oscar

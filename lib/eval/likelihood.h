@@ -39,6 +39,9 @@ struct WindowRecord {
   std::vector<ArmWindow> arms;  // [0] = reference, then the test arms, then the null run if any
 };
 
+// What the encoder of one arm met in all windows.
+EncodeStats encode_events(const std::vector<WindowRecord>& records, size_t arm);
+
 struct LikelihoodOptions {
   std::vector<size_t> targets;  // scored target positions, ascending
   bool with_bos = false;        // one beginning-of-sequence token before each window

@@ -143,7 +143,7 @@ class RowBuilder {
     base_.numbers["forward_s"] = seconds;
     base_.numbers["num_windows"] = windows;
     if (summary_.quantized && read == 0) base_.labels["status"] = "not quantized";
-    const EncodeStats events = encode_events(run_, arm_);
+    const EncodeStats events = encode_events(run_.records, arm_);
     if (events.rows == 0) return;
     base_.numbers["rows_encoded"] = static_cast<double>(events.rows);
     base_.numbers["gains_clamped"] = static_cast<double>(events.gain_clamped);
@@ -332,17 +332,6 @@ void check_run(const LikelihoodRun& run) {
 }
 
 }  // namespace
-
-EncodeStats encode_events(const LikelihoodRun& run, size_t arm) {
-  EncodeStats sum;
-  for (const WindowRecord& record : run.records) {
-    const ArmWindow& window = record.arms[arm];
-    sum.add({static_cast<size_t>(window.rows_encoded), static_cast<size_t>(window.meta_fallbacks),
-             static_cast<size_t>(window.gains_clamped),
-             static_cast<size_t>(window.scales_saturated)});
-  }
-  return sum;
-}
 
 std::vector<ResultRow> likelihood_rows(const LikelihoodRun& run) {
   check_run(run);

@@ -29,9 +29,6 @@ struct LikelihoodRun {
 // Name of the noise-floor arm in rows and tables.
 inline constexpr const char* kNullArm = "null";
 
-// What the encoder of one arm met in all windows.
-EncodeStats encode_events(const LikelihoodRun& run, size_t arm);
-
 // Rows in the order arm, metric, bucket. The row "kl" of all positions carries the label
 // "kl_by_window": means of the windows, in order, for paired ratios between any two arms. Throws
 // Error when there is no record or no row.

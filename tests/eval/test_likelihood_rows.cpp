@@ -162,14 +162,14 @@ TEST_CASE("records that do not fit are refused") {
 
 TEST_CASE("what the encoder could not hold is counted over all windows and said") {
   const LikelihoodRun run = synthetic_run(3);
-  const EncodeStats events = encode_events(run, 1);
+  const EncodeStats events = encode_events(run.records, 1);
   CHECK(events.rows == 300);
   CHECK(events.gain_clamped == 9);
   CHECK(events.scale_saturated == 6);
   CHECK(describe(events) ==
         "9 of 300 rows with the gain at its clamp, 6 of 300 rows with a scale above the largest "
         "one stored");
-  CHECK(describe(encode_events(run, 2)).empty());
+  CHECK(describe(encode_events(run.records, 2)).empty());
   const std::vector<ResultRow> rows = likelihood_rows(run);
   CHECK(find(rows, "fp32", "kl").numbers.at("gains_clamped") == 9);
   CHECK(find(rows, "fp32", "kl").numbers.at("rows_encoded") == 300);
