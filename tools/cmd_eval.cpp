@@ -40,6 +40,7 @@ EvalRequest request_of(const EvalOptions& options) {
   request.allow_overlap = options.allow_overlap;
   request.perplexity = wants(options, "ppl");
   request.divergence = wants(options, "kl");
+  request.whole_texts = wants(options, "recall");
   request.length = options.length;
   request.max_windows = options.windows;
   request.rows = options.rows;

@@ -27,10 +27,11 @@
 namespace oscar {
 namespace {
 
-// The texts behind a capture; several hashes stand between commas.
-std::vector<EvalText> captured_texts(const CaptureInfo& info) {
-  std::vector<EvalText> texts;
-  std::stringstream hashes(info.text_sha256);
+// The texts behind a capture, several hashes stand between commas, and its tokens.
+std::vector<EvalText> captured_texts(const CaptureReader& capture) {
+  std::vector<EvalText> texts(1);
+  texts[0].tokens = capture.token_ids();
+  std::stringstream hashes(capture.info().text_sha256);
   for (std::string hash; std::getline(hashes, hash, ',');) {
     texts.emplace_back();
     texts.back().sha256 = hash;
@@ -39,8 +40,9 @@ std::vector<EvalText> captured_texts(const CaptureInfo& info) {
 }
 
 std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& command,
-                                                    const CaptureInfo& info,
+                                                    const CaptureReader& capture,
                                                     std::vector<std::string>& notes) {
+  const CaptureInfo& info = capture.info();
   const ModelConfig config = config_of(info);
   ArmOptions arm_options;
   arm_options.windows = {command.sink, command.recent, WindowMode::kExact};
@@ -51,7 +53,7 @@ std::vector<std::shared_ptr<const KvArm>> make_arms(const SimulateCommand& comma
     bundle = read_bundle(command.bundle);
     arm_options.bundle_path = command.bundle;
     arm_options.bundle_sha256 = sha256_file(command.bundle);
-    if (calibrated_on(bundle.info, captured_texts(info))) {
+    if (calibration_overlap(bundle.info, captured_texts(capture), 0, 0).refused) {
       notes.push_back("the bundle was calibrated on a text of this capture: not held out");
     }
   }
@@ -73,7 +75,7 @@ void run_simulate(const SimulateCommand& command) {
   const CaptureReader capture(command.capture);
   const CaptureInfo& info = capture.info();
   std::vector<std::string> notes;
-  const auto arms = make_arms(command, info, notes);
+  const auto arms = make_arms(command, capture, notes);
   SimulateOptions options;
   options.query_stride = command.query_stride;
   options.first_query = command.first_query;

@@ -155,6 +155,7 @@ BundleInfo bundle_info(const MomentsInfo& moments, const std::string& recipe) {
   info.rope_theta = moments.rope_theta;
   info.tokens = moments.calibration_tokens();
   info.sequence_length = moments.longest_sequence();
+  info.token_fingerprints = moments.token_fingerprints;
   return info;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/token_fingerprint.h"
 #include "eval/arm_summary.h"
 #include "eval/likelihood.h"
 #include "eval/likelihood_rows.h"
@@ -44,10 +45,19 @@ class BundleShelf {
         info.tokenizer_sha256.empty() || info.tokenizer_sha256 == session_.tokenizer->sha256(),
         path, ": was calibrated with the tokenizer ", info.tokenizer_sha256, ", but ",
         request_.model_path, " has ", session_.tokenizer->sha256());
-    if (!calibrated_on(info, session_.texts)) return;
-    OSCAR_CHECK(request_.allow_overlap, path,
-                ": was calibrated on a text that is to be scored; choose another --text, or "
-                "--allow-overlap to score it all the same (labelled)");
+    const CalibrationOverlap overlap = calibration_overlap(
+        info, session_.texts, request_.length, request_.whole_texts ? 0 : request_.max_windows);
+    if (!overlap.any()) return;
+    const std::string extent = overlap.scored == 0 ? std::string("a text")
+                                                   : cat(overlap.shared, " of the ", overlap.scored,
+                                                         " passages (fingerprints)");
+    if (!overlap.refused) {
+      session_.notes.push_back(cat(path, ": was calibrated on ", extent, " that are scored"));
+      return;
+    }
+    OSCAR_CHECK(request_.allow_overlap, path, ": was calibrated on ", extent,
+                " to be scored; choose another --text, or --allow-overlap to score it all the same "
+                "(labelled)");
     session_.labels["overlap"] = "calibrated on the test set";
     session_.notes.push_back(cat(path, ": calibrated on the test set"));
   }
@@ -126,12 +136,27 @@ void note_unread_arms(EvalSession& session, const LikelihoodRun& run) {
 
 }  // namespace
 
-bool calibrated_on(const BundleInfo& info, const std::vector<EvalText>& texts) {
-  return std::any_of(texts.begin(), texts.end(), [&](const EvalText& text) {
-    if (text.sha256.empty()) return false;
-    return info.text_sha256.find(text.sha256) != std::string::npos ||
-           info.options_json.find(text.sha256) != std::string::npos;
-  });
+CalibrationOverlap calibration_overlap(const BundleInfo& info, const std::vector<EvalText>& texts,
+                                       size_t length, size_t max_windows) {
+  CalibrationOverlap overlap;
+  if (info.token_fingerprints.empty()) {
+    overlap.refused = std::any_of(texts.begin(), texts.end(), [&](const EvalText& text) {
+      return !text.sha256.empty() && (info.text_sha256.find(text.sha256) != std::string::npos ||
+                                      info.options_json.find(text.sha256) != std::string::npos);
+    });
+    return overlap;
+  }
+  std::vector<int64_t> scored;
+  for (const EvalText& text : texts) {
+    std::span<const int32_t> tokens(text.tokens);
+    if (max_windows > 0 && length > 0)
+      tokens = tokens.first(std::min(tokens.size(), length * max_windows));
+    scored = merged_fingerprints(scored, token_fingerprints(tokens));
+  }
+  overlap.scored = scored.size();
+  overlap.shared = shared_fingerprints(scored, info.token_fingerprints);
+  overlap.refused = overlap.shared > 0 && 100 * overlap.shared >= overlap.scored;
+  return overlap;
 }
 
 std::string cell_name(const EvalSession& session, size_t length) {

@@ -26,6 +26,7 @@ struct EvalRequest {
   bool skip_impossible_arms = false;  // true: an arm that the bundle cannot give becomes a note
   std::string bundle_path;            // for arms without their own; may be empty
   bool allow_overlap = false;         // score the calibration text all the same, labelled
+  bool whole_texts = false;           // parts outside the windows are used too (recall tasks)
   bool perplexity = true, divergence = true;
   size_t length = 2048;
   size_t max_windows = 0;  // per text; 0 = all
@@ -73,8 +74,19 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
 // and the 8-bit grid, and a control that is not near zero says nothing. bundle may be null.
 std::vector<std::string> standard_arms(const Bundle* bundle);
 
-// True when one of the texts was used to calibrate the bundle (its hash is the bundle's text hash
+// How much of what is to be scored the bundle was calibrated on.
+struct CalibrationOverlap {
+  size_t shared = 0;     // passages in both (base/token_fingerprint.h: one for 16 tokens or so)
+  size_t scored = 0;     // passages of the scored tokens; 0 = the bundle names files alone
+  bool refused = false;  // a hundredth of the scored passages or more, or the same file
+  bool any() const { return shared > 0 || refused; }
+};
+// From the fingerprints of the bundle's calibration tokens where it has them: the first
+// `max_windows` windows of `length` tokens of each text (0 = whole texts). Fewer shared passages
+// than a hundredth are boilerplate that different texts have too. A bundle without fingerprints is
+// refused when one of the files is the one it was calibrated on (its hash is the bundle's text hash
 // or is listed in its options).
-bool calibrated_on(const BundleInfo& info, const std::vector<EvalText>& texts);
+CalibrationOverlap calibration_overlap(const BundleInfo& info, const std::vector<EvalText>& texts,
+                                       size_t length, size_t max_windows);
 
 }  // namespace oscar

@@ -162,6 +162,10 @@ BundleInfo read_info(const Hdf5File& file) {
   info.tokens = integer("tokens");
   info.sequence_length = integer("sequence_length");
   info.approximate = integer("approximate") != 0;
+  if (file.exists("/token_fingerprints"))
+    info.token_fingerprints = file.read<int64_t>("/token_fingerprints", 1).values;
+  OSCAR_CHECK(std::is_sorted(info.token_fingerprints.begin(), info.token_fingerprints.end()),
+              file.path(), ": /token_fingerprints are not in ascending order");
   OSCAR_CHECK(info.head_dim > 0 && info.value_head_dim > 0 && info.num_kv_heads > 0 &&
                   info.num_heads % info.num_kv_heads == 0,
               file.path(), ": impossible geometry: head_dim ", info.head_dim, ", value_head_dim ",
@@ -189,6 +193,10 @@ void write_info(Hdf5File& file, const BundleInfo& info) {
   file.write_attribute("/", "tokens", info.tokens);
   file.write_attribute("/", "sequence_length", info.sequence_length);
   file.write_attribute("/", "approximate", static_cast<int64_t>(info.approximate ? 1 : 0));
+  if (info.token_fingerprints.empty()) return;
+  Tensor<int64_t> fingerprints({info.token_fingerprints.size()});
+  fingerprints.values = info.token_fingerprints;
+  file.write("/token_fingerprints", fingerprints);
 }
 
 template <class T>

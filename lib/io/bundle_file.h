@@ -6,6 +6,8 @@
 //   tokenizer_sha256, text_sha256, tool_version, options (JSON text),
 //                    head_dim, value_head_dim, num_layers, num_heads, num_kv_heads, rope_theta,
 //                    tokens, sequence_length, approximate
+//   /token_fingerprints  int64 [m], ascending: passages of the calibration text, held-out part
+//                    included (base/token_fingerprint.h); may be absent
 //   /layers/<id>/    one group a layer, <id> the decimal global layer index
 //     k_rotation, v_rotation     float32 [1 or num_kv_heads, D, D]; row-vector convention x' = x R;
 //                                absent = identity
@@ -55,6 +57,7 @@ struct BundleInfo {
   int64_t tokens = 0;           // tokens behind the statistics
   int64_t sequence_length = 0;  // length of the calibration sequences
   bool approximate = false;
+  std::vector<int64_t> token_fingerprints;  // of the calibration text; empty = not known
 };
 
 struct Bundle {

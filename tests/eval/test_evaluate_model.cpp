@@ -5,6 +5,8 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/random.h"
+#include "base/token_fingerprint.h"
 #include "eval/evaluate.h"
 #include "eval/likelihood_rows.h"
 #include "eval/partial_file.h"
@@ -187,19 +189,56 @@ TEST_CASE("requests that cannot be run are refused by name", "[model]") {
   CHECK_THROWS_AS(evaluate_likelihood(stopped, progress), Interrupted);
 }
 
-TEST_CASE("a text is recognized as the one a bundle was calibrated on") {
+TEST_CASE("a file is recognized as the one a bundle without fingerprints was calibrated on") {
   EvalText text;
   text.sha256 = std::string(64, 'a');
   BundleInfo info;
   info.text_sha256 = std::string(64, 'b');
-  CHECK_FALSE(calibrated_on(info, {text}));
+  const auto refused = [&] { return calibration_overlap(info, {text}, 64, 1).refused; };
+  CHECK_FALSE(refused());
   info.options_json = "{\"texts\": [{\"sha256\": \"" + text.sha256 + "\"}]}";
-  CHECK(calibrated_on(info, {text}));
+  CHECK(refused());
   info.options_json = "{}";
   info.text_sha256 = text.sha256;
-  CHECK(calibrated_on(info, {text}));
+  CHECK(refused());
   info.text_sha256 = std::string(64, 'b') + "," + text.sha256;
-  CHECK(calibrated_on(info, {text}));
+  CHECK(refused());
+}
+
+TEST_CASE("scored windows are compared with the tokens that a bundle was calibrated on") {
+  Random random(4);
+  const auto tokens = [&](size_t count) {
+    std::vector<int32_t> drawn(count);
+    for (int32_t& token : drawn) token = static_cast<int32_t>(random.below(1000));
+    return drawn;
+  };
+  const std::vector<int32_t> novel = tokens(40000), other = tokens(40000);
+  EvalText text;
+  text.sha256 = std::string(64, 'a');
+  BundleInfo info;
+  info.text_sha256 = text.sha256;  // the same file does not matter where tokens are known
+  info.token_fingerprints = token_fingerprints(std::span(novel).subspan(10000, 8000));
+  const auto overlap = [&](std::vector<int32_t> scored, size_t windows) {
+    text.tokens = std::move(scored);
+    return calibration_overlap(info, {text}, 1000, windows);
+  };
+  // Windows in front of the calibration tokens, and reaching into them.
+  CHECK_FALSE(overlap(novel, 10).any());
+  CHECK(overlap(novel, 10).scored > 500);
+  CHECK(overlap(novel, 11).refused);
+  CHECK(overlap(novel, 0).refused);
+  CHECK_FALSE(overlap(other, 0).any());
+  // The passage stands elsewhere in another file.
+  std::vector<int32_t> quoting = other;
+  std::copy_n(novel.begin() + 12000, 2000, quoting.begin() + 501);
+  CHECK(overlap(quoting, 0).refused);
+  CHECK_FALSE(overlap({quoting.begin() + 3000, quoting.end()}, 0).any());
+  // A short one is said, not refused.
+  std::vector<int32_t> boilerplate = other;
+  std::copy_n(novel.begin() + 12000, 200, boilerplate.begin() + 501);
+  const CalibrationOverlap shared = overlap(boilerplate, 0);
+  CHECK(shared.any());
+  CHECK_FALSE(shared.refused);
 }
 
 TEST_CASE("the standard controls are centered where the bundle has key means") {

@@ -30,6 +30,7 @@ Bundle sample_bundle() {
   bundle.info.rope_theta = 1e4;
   bundle.info.tokens = 1000;
   bundle.info.sequence_length = 500;
+  bundle.info.token_fingerprints = {-7, 5, 1LL << 60};
   for (const int64_t id : {0, 10, 2}) {
     BundleLayer layer;
     layer.k_rotation = identity(1, 8);
@@ -60,6 +61,7 @@ TEST_CASE("a bundle comes back as written, layers in numeric order") {
   CHECK(read.info.recipe == "best");
   CHECK(read.info.options_json == written.info.options_json);
   CHECK(read.info.tokens == 1000);
+  CHECK(read.info.token_fingerprints == written.info.token_fingerprints);
   REQUIRE(read.layers.size() == 3);
   CHECK(std::next(read.layers.begin())->first == 2);
   const BundleLayer& layer = read.layers.at(10);
@@ -111,6 +113,8 @@ TEST_CASE("an invalid bundle is neither written nor read") {
   refuse([](Bundle& b) { b.info.num_layers = 5; }, "layer 10");
   refuse([](Bundle& b) { b.info.num_kv_heads = 4; }, "impossible geometry");
   refuse([](Bundle& b) { b.layers.clear(); }, "no layers");
+  refuse([](Bundle& b) { std::swap(b.info.token_fingerprints[0], b.info.token_fingerprints[2]); },
+         "/token_fingerprints are not in ascending order");
 }
 
 TEST_CASE("files of another kind are not taken for bundles") {
