@@ -34,7 +34,9 @@ std::string describe(const InspectOptions& options) {
     return describe_safetensors(path);
   }
   if (start[0] == '{') return describe_rows(path);
-  fail(path, ": not a capture, bundle, GGUF file, safetensors file, model folder or rows file");
+  fail(path,
+       ": not a capture, bundle, moments file, GGUF file, safetensors file, model folder or rows "
+       "file");
 }
 
 }  // namespace

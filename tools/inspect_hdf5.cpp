@@ -1,4 +1,4 @@
-// Inspect documents of captures and bundles.
+// Inspect documents of captures, bundles and moments files.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -6,6 +6,7 @@
 #include "io/bundle_file.h"
 #include "io/capture_file.h"
 #include "io/hdf5_file.h"
+#include "io/moments_file.h"
 #include "tools/inspect.h"
 
 namespace oscar {
@@ -165,6 +166,47 @@ std::string describe_bundle(const std::string& path) {
   return dump(document);
 }
 
+std::string describe_moments(const std::string& path) {
+  const MomentsReader moments(path);
+  const MomentsInfo& info = moments.info();
+  Json document;
+  document["file"] = path;
+  document["format"] = "oscar-moments";
+  document["bytes"] = std::filesystem::file_size(path);
+  add_provenance(document, info);
+  document["kv_heads_in_file"] =
+      cat(info.first_kv_head, " to ", info.first_kv_head + info.local_kv_heads - 1);
+  document["compute"] = info.compute;
+  document["output_projection"] = info.output_projection;
+  document["sink"] = info.sink;
+  document["recent"] = info.recent;
+  document["tokens"] = info.calibration_tokens();
+  document["held_out_tokens"] = info.held_out_tokens();
+  document["sequences"] = info.sequences.size();
+  document["sequences_complete"] = info.sequences_complete;
+  document["longest_sequence"] = info.longest_sequence();
+  document["proxy_approximate"] = info.proxy_approximate;
+  document["options"] = embedded(info.options_json);
+  Json tensors = Json::array();
+  for (const int64_t id : moments.layers()) {
+    const MomentsLayer layer = moments.read(id);
+    const auto add = [&](const std::string& name, const auto& tensor, const char* type) {
+      if (tensor.empty()) return;
+      tensors.push_back({{"name", cat("layers/", id, "/", name)},
+                         {"type", type},
+                         {"shape", tensor.shape},
+                         {"bytes", tensor.size() * sizeof(tensor.values[0])}});
+    };
+    for (const auto& [name, moment] : layer.sums) add(name, moment.sum, "f64");
+    add("weight_sums", layer.weight_sums, "f64");
+    add("output_energy", layer.output_energy, "f64");
+    for (const auto& [name, rows] : layer.rows) add(name, rows, "f32");
+    add("contest_tokens", layer.contest_tokens, "i64");
+  }
+  document["tensors"] = std::move(tensors);
+  return dump(document);
+}
+
 }  // namespace
 
 std::string describe_hdf5(const std::string& path) {
@@ -175,8 +217,11 @@ std::string describe_hdf5(const std::string& path) {
   }
   if (format == "oscar-capture") return describe_capture(path);
   if (format == "oscar-bundle") return describe_bundle(path);
-  fail(path, ": an HDF5 file that is neither a capture nor a bundle (attribute format: expected ",
-       "oscar-capture or oscar-bundle, got ", format.empty() ? "nothing" : format, ")");
+  if (format == "oscar-moments") return describe_moments(path);
+  fail(path,
+       ": an HDF5 file that is no capture, bundle or moments file (attribute format: expected ",
+       "oscar-capture, oscar-bundle or oscar-moments, got ", format.empty() ? "nothing" : format,
+       ")");
 }
 
 }  // namespace oscar

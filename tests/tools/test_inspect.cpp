@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "io/bundle_file.h"
 #include "io/capture_file.h"
+#include "io/moments_file.h"
 #include "io/results.h"
 #include "io/sha256.h"
 #include "support/paths.h"
@@ -118,6 +119,45 @@ TEST_CASE("a capture", "[inspect]") {
                                      {"shape", {6, 2, 4}},
                                      {"bytes", 6 * 2 * 4 * 2}}));
   CHECK_THAT(text(path), Contains("layers/0/k") && Contains("model_sha256"));
+}
+
+TEST_CASE("a moments file", "[inspect]") {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "m.h5").string();
+  MomentsInfo info;
+  info.model_architecture = "llama";
+  info.compute = "bf16";
+  info.output_projection = "model";
+  info.head_dim = 4;
+  info.num_layers = 3;
+  info.num_heads = 8;
+  info.num_kv_heads = 4;
+  info.first_kv_head = 2;
+  info.local_kv_heads = 2;
+  info.rope_theta = 1e5;
+  info.sink = 8;
+  info.recent = 16;
+  info.sequences = {{0, 100, 50, 50}, {1, -1, 60, 20}};
+  info.sequences_complete = 1;
+  MomentsLayer layer;
+  layer.sums["queries"] = {TensorD({2, 4, 4}, 0.1), 140.0};
+  MomentsWriter writer(path, info);
+  writer.write(1, layer);
+  writer.finish();
+  const json found = document(path);
+  CHECK(found["format"] == "oscar-moments");
+  CHECK(found["kv_heads_in_file"] == "2 to 3");
+  CHECK(found["tokens"] == 70);
+  CHECK(found["held_out_tokens"] == 40);
+  CHECK(found["sequences"] == 2);
+  CHECK(found["sequences_complete"] == 1);
+  CHECK(found["longest_sequence"] == 60);
+  REQUIRE(found["tensors"].size() == 1);
+  CHECK(found["tensors"][0] == json({{"name", "layers/1/queries"},
+                                     {"type", "f64"},
+                                     {"shape", {2, 4, 4}},
+                                     {"bytes", 2 * 4 * 4 * 8}}));
+  CHECK_THAT(text(path), Contains("layers/1/queries") && Contains("oscar-moments"));
 }
 
 TEST_CASE("a bundle: tensors, policy and held-out numbers of its layers", "[inspect]") {
