@@ -2,6 +2,7 @@
 // become messages and exit codes.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -12,6 +13,7 @@
 #include "tools/version.h"
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write that meets it
   CLI::App app{"oscar: 2-bit KV caches, calibrated and measured", "oscar"};
   app.set_version_flag("--version", [] { return oscar::version_text(); });
   app.require_subcommand(1);

@@ -14,10 +14,11 @@ constexpr uint64_t kMaxCompression = 1100;  // deflate cannot shrink by more tha
 constexpr unsigned kChunkIndexHalfNode = 512;
 
 // The library's own cleanup at exit crashes on a file that could not be closed (a full disk, HDF5
-// 1.10); every handle here is closed by its owner, so it is not needed.
+// 1.10); every handle here is closed by its owner, so it is not needed. Before anything else of the
+// library, which otherwise registers it: even constants such as H5F_ACC_RDONLY start the library.
+[[maybe_unused]] const herr_t kNoCleanupAtExit = H5dont_atexit();
+
 void silence_library() {
-  static const herr_t no_cleanup_at_exit = H5dont_atexit();
-  (void)no_cleanup_at_exit;
   static const herr_t status = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   (void)status;
 }

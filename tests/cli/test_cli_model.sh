@@ -83,6 +83,13 @@ expect 1 "regular file" calibrate --capture "$folder/capture.h5" --recipe offici
 expect 1 "regular file" simulate --capture "$folder/whole.h5" --arm naive-windows --out "$folder/fifo"
 "$oscar" tokenize --model "$model" hello >/dev/full 2>/dev/null && fail "tokenize: a full standard output passed for success"
 
+# A limit on the size of files: the bundle cannot be closed, the process ends as after any error.
+ls "$folder" >"$folder/before"
+(ulimit -f 100 && "$oscar" calibrate --capture "$folder/capture.h5" --recipe official --out "$folder/limited.h5") >/dev/null 2>"$folder/log"
+[ $? = 1 ] || fail "calibrate under a limit on file sizes: exit code is not 1"
+grep -q "limited.h5.*File too large" "$folder/log" || fail "calibrate under a limit on file sizes: $(cat "$folder/log")"
+[ "$(ls "$folder")" = "$(cat "$folder/before")" ] || fail "calibrate under a limit on file sizes left something behind: $(ls "$folder")"
+
 # A full disk.
 mkdir "$folder/full"
 if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=4m tmpfs "$folder/full" 2>/dev/null; then
