@@ -89,6 +89,58 @@ __device__ __forceinline__ void prepare_query(const AttendDecodeParams& p, const
   query.fragments.shared = fragments;
 }
 
+template <int D>
+__device__ __forceinline__ void prepare_rows(const AttendDecodeParams& p, const DecodeWork& w,
+                                             const float* q_shared, RowQuery& query,
+                                             uint4* fragments, int warp, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  const int group = p.num_q_heads / p.cache.num_kv_heads;
+  const int total = w.lengths.sink + w.lengths.history + w.lengths.recent;
+  const float log2_scale = p.softmax_scale * kLog2e;
+  const auto element = [&](int c, int item) {
+    return *reinterpret_cast<const float2*>(q_shared + (g + 8 * c) * (D + 8) + 32 * (item / 4) +
+                                            8 * t + 2 * (item % 4));
+  };
+  float largest = 0.0F;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int column = w.column_begin + g + 8 * c;
+    const int position = total - p.num_query_tokens + min(column / group, p.num_query_tokens - 1);
+    query.limits.last[c] = position;
+    query.limits.first[c] = p.sliding_window > 0 ? max(0, position - p.sliding_window + 1) : 0;
+    float row_sum = 0.0F;
+#pragma unroll
+    for (int item = 0; item < D / 8; ++item) {
+      const float2 q = element(c, item);
+      largest = fmaxf(largest, fmaxf(fabsf(q.x), fabsf(q.y)));
+      row_sum += q.x + q.y;
+    }
+    row_sum += __shfl_xor_sync(~0U, row_sum, 1);
+    row_sum += __shfl_xor_sync(~0U, row_sum, 2);
+    query.sum[c] = row_sum * log2_scale;
+  }
+  query.furthest_first = p.sliding_window > 0 ? max(0, total - p.sliding_window) : 0;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, d));
+  const int q_exponent = largest > 0.0F ? max(-60, min(60, 14 - ilogbf(largest))) : 0;
+  const float q_scale = ldexpf(1.0F, q_exponent);
+  query.scale = {ldexpf(log2_scale, 24 - q_exponent), p.softcap * kLog2e,
+                 p.softcap > 0.0F ? 1.0F / (p.softcap * kLog2e) : 0.0F};
+  if (warp == 0) {
+    unroll<D / 16>([&]<int step>() {
+      const auto packed = [&]<int item>(int c) {
+        constexpr float fold = power_of_4(-item_exponent(D, item));
+        const float2 q = element(c, item);
+        return pack_fp16(q.x * (q_scale * fold), q.y * (q_scale * fold));
+      };
+      fragments[step * 32 + lane] = make_uint4(
+          packed.template operator()<2 * step>(0), packed.template operator()<2 * step>(1),
+          packed.template operator()<2 * step + 1>(0), packed.template operator()<2 * step + 1>(1));
+    });
+  }
+  query.fragments = fragments;
+}
+
 template <int D, int NT, int C, int W, int kEntries>
 __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
   using Conf = Config<D, NT, C, W>;
@@ -129,20 +181,28 @@ __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
   while (true) {
     load_query<D, Conf>(p, w, q_shared, merge);
     named_barrier(1, Conf::kConsumers);
-    RunQuery<D, NT, C, Conf::kQInRegisters> query;
-    query.furthest_first = column_limits<NT, C>(p, w, t, query.limits);
-    prepare_query<D, NT, C, Conf>(p, q_shared, query, fragments, warp, lane);
+    std::conditional_t<NT == 2, RowQuery, RunQuery<D, NT, C, Conf::kQInRegisters>> query;
+    if constexpr (NT == 2) {
+      prepare_rows<D>(p, w, q_shared, query, reinterpret_cast<uint4*>(fragments), warp, lane);
+    } else {
+      query.furthest_first = column_limits<NT, C>(p, w, t, query.limits);
+      prepare_query<D, NT, C, Conf>(p, q_shared, query, fragments, warp, lane);
+    }
     if constexpr (!Conf::kQInRegisters) named_barrier(1, Conf::kConsumers);
 
-    Softmax<D, NT, C> state;
+    std::conditional_t<NT == 2, RowSoftmax<D>, Softmax<D, NT, C>> state;
     state.reset();
     const int chunks = w.chunk_end - w.chunk_begin;
     const int entries = chunks + w.page_end - w.page_begin;
     for (; turn < chunks; turn += W) {
       const Chunk chunk = locate_chunk(p.cache, w.lengths, w.chunk_begin + turn);
       const uint8_t* rows = cursor.wait(ring);
-      attend_chunk<D, NT, C>(state, q_shared, p.softmax_scale * kLog2e, query.scale, rows, lane,
-                             chunk.row_begin, chunk.row_end, chunk.first_position, query.limits);
+      if constexpr (NT == 2)
+        attend_chunk<D>(state, q_shared, p.softmax_scale * kLog2e, query, rows, lane,
+                        chunk.row_begin, chunk.row_end, chunk.first_position);
+      else
+        attend_chunk<D, NT, C>(state, q_shared, p.softmax_scale * kLog2e, query.scale, rows, lane,
+                               chunk.row_begin, chunk.row_end, chunk.first_position, query.limits);
       cursor.release(ring, lane);
     }
     state.to_int2_units();
@@ -156,7 +216,15 @@ __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
       for (int r = 0; r < kPageRecords; r += Conf::kBatch) {
         const uint8_t* batch = records + r * record_bytes(D);
         const int position = first_position + r * kRecordTokens;
-        if (general) {
+        if constexpr (NT == 2) {
+          if (general) {
+            attend_records<D, Conf::kBatch, true>(state, query, batch, lane, position,
+                                                  end_position);
+          } else {
+            attend_records<D, Conf::kBatch, false>(state, query, batch, lane, position,
+                                                   end_position);
+          }
+        } else if (general) {
           attend_records<D, NT, C, Conf::kBatch, true>(state, query.fragments, query.sum,
                                                        query.scale, batch, lane, position,
                                                        end_position, query.limits);
@@ -172,8 +240,8 @@ __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
 
     const bool last = w.next < 0;
     if (last) named_barrier(1, Conf::kConsumers);  // every entry is read: the ring is free
-    merge_warps<D, NT, C, Conf>(p, w, state, last ? reinterpret_cast<float*>(shared) : merge,
-                                last ? Conf::kColumns : kMergeColumns, states, warp, lane);
+    merge_warps<D, Conf>(p, w, state, last ? reinterpret_cast<float*>(shared) : merge,
+                         last ? Conf::kColumns : kMergeColumns, states, warp, lane);
     if (last) break;
     run = w.next;
     w = load_work(p.work, run);

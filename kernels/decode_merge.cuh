@@ -55,13 +55,9 @@ __device__ __forceinline__ void store_result(const AttendDecodeParams& p, const 
   if (dim == 0 && p.lse_nats != nullptr) p.lse_nats[row] = log2_sum * kLn2;
 }
 
-// Merge over the warps of a run. area: [W][columns_at_once][kMergeStride] floats, states: [W]
-// [kColumns] of (reference, sum). Every consumer warp calls it.
-template <int D, int NT, int C, class Conf>
-__device__ __forceinline__ void merge_warps(const AttendDecodeParams& p, const DecodeWork& w,
-                                            Softmax<D, NT, C>& state, float* area,
-                                            int columns_at_once, float2* states, int warp,
-                                            int lane) {
+// Sums of a column over the lanes of a warp, into `states` [kColumns] of (reference, sum).
+template <int D, int NT, int C>
+__device__ __forceinline__ void store_states(Softmax<D, NT, C>& state, float2* states, int lane) {
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
@@ -74,34 +70,90 @@ __device__ __forceinline__ void merge_warps(const AttendDecodeParams& p, const D
       }
       if (g == 0) {
         const bool seen = state.sum[n][c] > 0.0F;
-        states[warp * Conf::kColumns + lane_column<C>(n, c, t)] =
+        states[lane_column<C>(n, c, t)] =
             make_float2(seen ? state.reference[n][c] : kMasked, state.sum[n][c]);
       }
     }
   }
+}
+template <int D>
+__device__ __forceinline__ void store_states(RowSoftmax<D>& state, float2* states, int lane) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int d = 1; d < 4; d <<= 1) {
+      state.sum[c] += __shfl_xor_sync(~0U, state.sum[c], d);
+      state.min_sum[c] += __shfl_xor_sync(~0U, state.min_sum[c], d);
+    }
+    if (lane % 4 == 0)
+      states[lane / 4 + 8 * c] =
+          make_float2(state.sum[c] > 0.0F ? state.reference[c] : kMasked, state.sum[c]);
+  }
+}
+// Values of columns [first, first + count) of a warp into rows of kStride floats.
+template <int kStride, int D, int NT, int C>
+__device__ __forceinline__ void store_columns(const Softmax<D, NT, C>& state, float* rows,
+                                              int first, int count, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      const int column = lane_column<C>(n, c, t) - first;
+      if (column < 0 || column >= count) continue;
+      float* row = rows + column * kStride;
+      unroll<D / 32>([&]<int quad>() {  // four items, four consecutive dims
+        constexpr int item = 4 * quad, full = D / 64 * 8;
+        const int dim = item < full ? 64 * (item / 8) + 8 * g + item % 8 : full * 8 + 4 * g;
+        float x[4];
+        unroll<4>([&]<int j>() {
+          constexpr int i = item + j;
+          constexpr float unit = power_of_4(12 - item_exponent(D, i));
+          x[j] = fmaf(state.o[n][i / 2][i % 2 * 2 + c], unit, state.min_sum[n][c]);
+        });
+        *reinterpret_cast<float4*>(row + dim) = make_float4(x[0], x[1], x[2], x[3]);
+      });
+    }
+  }
+}
+template <int kStride, int D>
+__device__ __forceinline__ void store_columns(const RowSoftmax<D>& state, float* rows, int first,
+                                              int count, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int column = g + 8 * c - first;
+    if (column < 0 || column >= count) continue;
+    float* row = rows + column * kStride;
+    unroll<D / 32>([&]<int quad>() {  // four items, four consecutive dims
+      constexpr int item = 4 * quad, full = D / 64 * 8;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int run = 2 * t + j;
+        const int dim = item < full ? 64 * (item / 8) + 8 * run + item % 8 : full * 8 + 4 * run;
+        float x[4];
+        unroll<4>([&]<int k>() {
+          constexpr float unit = power_of_4(12 - item_exponent(D, item + k));
+          x[k] = fmaf(state.o[item + k][2 * c + j], unit, state.min_sum[c]);
+        });
+        *reinterpret_cast<float4*>(row + dim) = make_float4(x[0], x[1], x[2], x[3]);
+      }
+    });
+  }
+}
+
+// Merge over the warps of a run. area: [W][columns_at_once][kMergeStride] floats, states: [W]
+// [kColumns] of (reference, sum). Every consumer warp calls it.
+template <int D, class Conf, class State>
+__device__ __forceinline__ void merge_warps(const AttendDecodeParams& p, const DecodeWork& w,
+                                            State& state, float* area, int columns_at_once,
+                                            float2* states, int warp, int lane) {
+  store_states(state, states + warp * Conf::kColumns, lane);
   const bool split = w.num_parts > 1;
   const PartialSlots<D, Conf> slots = partial_slots<D, Conf>(p, w);
   for (int first = 0; first < w.num_columns; first += columns_at_once) {
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-        const int column = lane_column<C>(n, c, t) - first;
-        if (column < 0 || column >= columns_at_once) continue;
-        float* row = area + (warp * columns_at_once + column) * Conf::kMergeStride;
-        unroll<D / 32>([&]<int quad>() {  // four items, four consecutive dims
-          constexpr int item = 4 * quad, full = D / 64 * 8;
-          const int dim = item < full ? 64 * (item / 8) + 8 * g + item % 8 : full * 8 + 4 * g;
-          float x[4];
-          unroll<4>([&]<int j>() {
-            constexpr int i = item + j;
-            constexpr float unit = power_of_4(12 - item_exponent(D, i));
-            x[j] = fmaf(state.o[n][i / 2][i % 2 * 2 + c], unit, state.min_sum[n][c]);
-          });
-          *reinterpret_cast<float4*>(row + dim) = make_float4(x[0], x[1], x[2], x[3]);
-        });
-      }
-    }
+    store_columns<Conf::kMergeStride>(state, area + warp * columns_at_once * Conf::kMergeStride,
+                                      first, columns_at_once, lane);
     named_barrier(1, Conf::kConsumers);
     const int columns = min(columns_at_once, w.num_columns - first);
     for (int i = threadIdx.x; i < columns * D / 4; i += Conf::kConsumers) {

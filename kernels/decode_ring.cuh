@@ -4,6 +4,7 @@
 
 #include "kernels/attend_decode_int2.h"
 #include "kernels/decode_chunk.cuh"
+#include "kernels/decode_rows.cuh"
 
 namespace oscar::decode {
 
@@ -22,8 +23,8 @@ struct Config {
   static_assert(kChunkRows * 4 * D <= kEntryBytes);
   // Records whose scores are held at once: more gives independent mma chains, until registers run
   // out.
-  static constexpr int kBatch = D * NT <= 128 ? 4 : (D * NT <= 256 ? 2 : 1);
-  static constexpr bool kQInRegisters = D * NT <= 128;
+  static constexpr int kBatch = D <= 128 ? 4 : 2;
+  static constexpr bool kQInRegisters = NT == 1 && D <= 128;
 
   static constexpr int kMergeStride = D + 16;  // floats of a column's row of partial sums
   static constexpr int kQBytes = kColumns * (D + 8) * 4;  // fp32 query, rows padded by 8

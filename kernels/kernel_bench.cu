@@ -240,7 +240,8 @@ KernelTiming bench_decode(const DecodeBenchShape& s, double read_ceiling_tb_per_
     launch.cache.bf16_page_table = cache.bf16_tables[copy]->get();
     attend_decode_int2(launch, stream);
   });
-  timing.op = s.overlap_launch ? "attend_decode_int2" : "attend_decode_int2_alone";
+  timing.op = cat("attend_decode_int2", s.overlap_launch ? "" : "_alone",
+                  s.random_pages ? "" : "_ordered", s.sink + s.recent > 0 ? "" : "_history");
   timing.shape = cat(s.num_q_heads, "x", s.num_kv_heads, "x", s.head_dim);
   timing.context = s.context;
   timing.batch = s.batch;

@@ -12,10 +12,11 @@ struct DecodeBenchShape {
   int num_q_heads = 32, num_kv_heads = 8, head_dim = 128;
   int context = 32768;  // tokens in all
   int batch = 1;
-  int sink = 64, recent = 256;
-  bool random_pages = true;    // false: pages in order
-  bool rotate = false;         // query rotation inside
-  bool overlap_launch = true;  // as in AttendDecodeParams; false: op attend_decode_int2_alone
+  // The op is attend_decode_int2, with _alone, _ordered, _history behind it for what is not usual.
+  int sink = 64, recent = 256;  // both 0: history alone
+  bool random_pages = true;     // false: pages in order
+  bool rotate = false;          // query rotation inside
+  bool overlap_launch = true;   // as in AttendDecodeParams
 };
 struct WriteBenchShape {
   int num_kv_heads = 8, head_dim = 128;

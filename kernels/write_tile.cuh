@@ -3,6 +3,7 @@
 // quad g (lanes 4 g .. 4 g + 3) has the rows g and g + 8, a quarter of each row a lane.
 #pragma once
 
+#include "kernels/job_search.cuh"
 #include "kernels/ptx.cuh"
 #include "kernels/row_select.cuh"
 #include "kernels/write_int2.h"
@@ -24,25 +25,16 @@ __device__ __forceinline__ int job_end_tile(const WriteJob& job) {
   return job.first_tile + write_tiles(job.first_token, job.num_tokens);
 }
 
-// The job with first_tile <= tile, and its index: where it is if all jobs are alike, else found by
-// the warp, which narrows the range 32-fold a step.
+// The job with first_tile <= tile, and its index: where it is if all jobs are alike, else searched
+// for. All lanes of a warp must call it.
 __device__ __forceinline__ int find_job(const WriteParams& p, int tile, WriteJob& job) {
   const float ratio = static_cast<float>(p.num_jobs) / static_cast<float>(p.num_tiles);
   int index = min(static_cast<int>((static_cast<float>(tile) + 0.5F) * ratio), p.num_jobs - 1);
   job = load_job(p.jobs + index);
   if (job.first_tile <= tile && tile < job_end_tile(job)) return index;
-  const int lane = threadIdx.x % 32;
-  int begin = 0, count = p.num_jobs;
-  while (count > 1) {
-    const int step = (count + 31) / 32, at = begin + lane * step;
-    const bool before = lane * step < count && p.jobs[at].first_tile <= tile;
-    const int last = 31 - __clz(__ballot_sync(~0U, before));
-    const int end = begin + count;
-    begin += last * step;
-    count = min(step, end - begin);
-  }
-  job = load_job(p.jobs + begin);
-  return begin;
+  index = find_tile_job(p.jobs, p.num_jobs, tile);
+  job = load_job(p.jobs + index);
+  return index;
 }
 
 // The record of a tile in the pool.

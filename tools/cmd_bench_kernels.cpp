@@ -217,6 +217,14 @@ void run_bench_kernels(const KernelBenchCommand& options) {
       const auto found = cudnn.find({context, batch});
       const double bf16_us = found == cudnn.end() ? 0.0 : found->second;
       add(bench_decode(decode, read), bf16_us);
+      if (context >= 32768) {  // what the windows and the random order of pages cost
+        DecodeBenchShape plain = decode;
+        plain.random_pages = false;
+        add(bench_decode(plain, read), bf16_us);
+        plain = decode;
+        plain.sink = plain.recent = 0;
+        add(bench_decode(plain, read), bf16_us);
+      }
       if (batch > 1) continue;  // only short launches show what overlapping them brings
       decode.overlap_launch = false;
       add(bench_decode(decode, read), bf16_us);
