@@ -13,8 +13,8 @@ while [ $# -gt 0 ]; do
 done
 
 install_packages $build_packages $demo_packages
-say "building"
-build "$root/build" -DOSCAR_TESTS=OFF >/dev/null
+say "building (about 3 minutes on two free cores)"
+if [ -t 2 ]; then build "$root/build" -DOSCAR_TESTS=OFF >&2; else build "$root/build" -DOSCAR_TESTS=OFF >/dev/null; fi
 bash "$root/scripts/fetch_demo.sh" >/dev/null
 [ -n "$model" ] || model=$cache/smollm2-135m-instruct-q4_1.gguf
 oscar=$root/build/tools/oscar
