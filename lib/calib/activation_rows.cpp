@@ -11,12 +11,15 @@
 #include "base/error.h"
 #include "base/float16.h"
 #include "base/parallel.h"
+#include "io/exclusive_file.h"
 
 namespace oscar {
 namespace {
 
 constexpr size_t kConvertGrain = 1U << 16;  // elements converted by one work item
 constexpr size_t kTensors = 3;              // q, k, v
+constexpr const char* kDeleteBoth =
+    "; delete it and the .part file beside it to start the calibration anew";
 
 void write_all(int file, const void* bytes, size_t count, int64_t offset) {
   const auto* cursor = static_cast<const char*>(bytes);
@@ -67,25 +70,26 @@ SpillRows::SpillRows(const std::string& folder, const HeadGeometry& geometry, si
 }
 
 std::unique_ptr<SpillRows> SpillRows::named(const std::string& path, const HeadGeometry& geometry,
-                                            size_t num_layers, bool bf16, size_t queries_from,
-                                            const std::vector<size_t>& resume_offsets) {
+                                            size_t num_layers, bool bf16, size_t queries_from) {
   std::unique_ptr<SpillRows> rows(new SpillRows(geometry, num_layers, bf16, queries_from));
-  const bool resumed = resume_offsets.size() > 1;
-  rows->file_ = open(path.c_str(), O_RDWR | O_CLOEXEC | (resumed ? 0 : O_CREAT | O_TRUNC), 0644);
-  OSCAR_CHECK(rows->file_ >= 0, path, ": cannot open: ", std::strerror(errno));
-  rows->kept_ = resumed;
+  rows->file_ = open_exclusively(path);
   rows->path_ = path;
-  if (resumed) rows->resume(resume_offsets);
+  rows->kept_ = lseek(rows->file_, 0, SEEK_END) > 0;
   return rows;
 }
 
 SpillRows::~SpillRows() {
+  if (!path_.empty() && !kept_) unlink(path_.c_str());  // before the lock goes
   if (file_ >= 0) close(file_);
-  if (!path_.empty() && !kept_) unlink(path_.c_str());
+}
+
+void SpillRows::restart() {
+  OSCAR_CHECK(ftruncate(file_, 0) == 0, path_, ": cannot truncate: ", std::strerror(errno));
+  kept_ = false;
 }
 
 // Repeats the bookkeeping of append() for the sequences that are in the file.
-void SpillRows::resume(const std::vector<size_t>& offsets) {
+void SpillRows::resume(const std::vector<size_t>& offsets, const std::string& checksum) {
   for (size_t s = 0; s + 1 < offsets.size(); ++s)
     for (size_t layer = 0; layer < extents_.size() / kTensors; ++layer)
       for (const CaptureTensor tensor : {CaptureTensor::kK, CaptureTensor::kV, CaptureTensor::kQ})
@@ -93,13 +97,44 @@ void SpillRows::resume(const std::vector<size_t>& offsets) {
           extend(layer, tensor, offsets[s], offsets[s + 1] - offsets[s]);
   const off_t bytes = lseek(file_, 0, SEEK_END);
   OSCAR_CHECK(bytes >= file_bytes_, path_, ": the kept rows end at byte ", bytes,
-              ", expected at least ", file_bytes_);
+              ", expected at least ", file_bytes_, kDeleteBoth);
+  checksum_ = checksum_of_file();
+  OSCAR_CHECK(checksum_.hex() == checksum, path_, ": the kept rows are damaged: checksum ",
+              checksum_.hex(), " of ", file_bytes_, " bytes, expected ", checksum, kDeleteBoth);
+  OSCAR_CHECK(ftruncate(file_, file_bytes_) == 0, path_,
+              ": cannot truncate: ", std::strerror(errno));
 }
 
-void SpillRows::keep() {
+// Of the file_bytes_ bytes, in pieces as they were written.
+Checksum SpillRows::checksum_of_file() const {
+  constexpr size_t kPieceBytes = 1U << 20;
+  const auto item_bytes = static_cast<int64_t>(bf16_ ? sizeof(uint16_t) : sizeof(float));
+  std::vector<std::pair<int64_t, int64_t>> pieces;  // offset, bytes
+  for (size_t i = 0; i < extents_.size(); ++i)
+    for (const Extent& extent : extents_[i]) {
+      const size_t row = row_elements(static_cast<CaptureTensor>(i % kTensors));
+      pieces.emplace_back(extent.file_offset,
+                          static_cast<int64_t>(extent.num_tokens * row) * item_bytes);
+    }
+  std::sort(pieces.begin(), pieces.end());
+  Checksum checksum;
+  std::vector<char> buffer(kPieceBytes);
+  for (const auto& [offset, bytes] : pieces)
+    for (int64_t done = 0; done < bytes;) {
+      const size_t count =
+          static_cast<size_t>(std::min(bytes - done, static_cast<int64_t>(kPieceBytes)));
+      read_all(file_, buffer.data(), count, offset + done);
+      checksum.add(buffer.data(), count);
+      done += static_cast<int64_t>(count);
+    }
+  return checksum;
+}
+
+std::string SpillRows::keep() {
   OSCAR_CHECK(!path_.empty(), "rows without a name cannot be kept");
   OSCAR_CHECK(fdatasync(file_) == 0, path_, ": cannot write to the disk: ", std::strerror(errno));
   kept_ = true;
+  return checksum_.hex();
 }
 
 // Notes rows at the end of the file.
@@ -133,8 +168,10 @@ void SpillRows::write(size_t layer, CaptureTensor tensor, const float* rows, siz
       float_to_bf16(rows + begin, end - begin, bf16_rows_.data() + begin);
     });
     write_all(file_, bf16_rows_.data(), bytes, file_bytes_);
+    checksum_.add(bf16_rows_.data(), bytes);
   } else {
     write_all(file_, rows, bytes, file_bytes_);
+    checksum_.add(rows, bytes);
   }
   extend(layer, tensor, first_token, num_tokens);
 }

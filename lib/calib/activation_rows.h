@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
 #include "calib/statistics.h"
 #include "io/capture_file.h"
 
@@ -44,12 +45,11 @@ class SpillRows : public ActivationRows {
   // folder: where the file is created. bf16: store 16-bit rows (else float32).
   SpillRows(const std::string& folder, const HeadGeometry& geometry, size_t num_layers, bool bf16,
             size_t queries_from);
-  // The named file `path`, removed with this object unless keep() was called. resume_offsets: the
-  // sequences [n + 1] that an earlier run wrote and kept; what lies behind them is overwritten.
-  // Throws Error when the file is shorter than that.
+  // The named file `path`, owned by this object alone (io/exclusive_file.h) until it ends. What an
+  // earlier run kept there stays until restart() or resume() is called, one of which must come
+  // before append(). Throws Error naming the file when another process has it.
   static std::unique_ptr<SpillRows> named(const std::string& path, const HeadGeometry& geometry,
-                                          size_t num_layers, bool bf16, size_t queries_from,
-                                          const std::vector<size_t>& resume_offsets);
+                                          size_t num_layers, bool bf16, size_t queries_from);
   ~SpillRows() override;
   SpillRows(const SpillRows&) = delete;
   SpillRows& operator=(const SpillRows&) = delete;
@@ -58,14 +58,21 @@ class SpillRows : public ActivationRows {
   void append(const LayerActivations& activations, size_t first_token);
   void read(size_t layer, CaptureTensor tensor, size_t begin, size_t end,
             float* destination) const override;
-  // Writes everything to the disk and leaves the named file there when this object ends.
-  void keep();
+  // The named file starts empty, and is removed with this object unless keep() is called.
+  void restart();
+  // The named file goes on after the sequences (offsets [n + 1]) that an earlier run kept; what
+  // lies behind them is dropped. checksum: what keep() returned. Throws Error naming the file when
+  // it is too short or has other bytes.
+  void resume(const std::vector<size_t>& offsets, const std::string& checksum);
+  // Writes everything to the disk and leaves the named file there when this object ends. Returns
+  // the checksum of all rows.
+  std::string keep();
   void discard() { kept_ = false; }  // takes keep() back
 
  private:
   SpillRows(const HeadGeometry& geometry, size_t num_layers, bool bf16, size_t queries_from);
   void extend(size_t layer, CaptureTensor tensor, size_t first_token, size_t num_tokens);
-  void resume(const std::vector<size_t>& offsets);
+  Checksum checksum_of_file() const;
   // Where rows of consecutive tokens of one tensor lie.
   struct Extent {
     size_t first_token, num_tokens;
@@ -83,6 +90,7 @@ class SpillRows : public ActivationRows {
   bool kept_ = false;
   int file_ = -1;
   int64_t file_bytes_ = 0;
+  Checksum checksum_;                         // of the file's bytes
   std::vector<std::vector<Extent>> extents_;  // [layer * 3 + tensor]
   mutable std::vector<uint16_t> bf16_rows_;
 };

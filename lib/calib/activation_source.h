@@ -31,9 +31,10 @@ struct Provenance {
 
 // What visit() must show besides q, k and v, and from where.
 struct VisitNeeds {
-  bool outputs = false;       // LayerActivations::o
-  bool log_sum_exp = false;   // LayerActivations::lse
-  size_t first_sequence = 0;  // resumable sources only: those before are known and not shown
+  bool outputs = false;            // LayerActivations::o
+  bool log_sum_exp = false;        // LayerActivations::lse
+  size_t first_sequence = 0;       // resumable sources only: those before are known and not shown
+  std::string rows_checksum = {};  // with first_sequence: of the rows kept then, see keep_rows()
   // Called with the number of sequences shown whole in every layer, resumable sources only.
   std::function<void(size_t)> after_sequence = {};
 };
@@ -59,9 +60,10 @@ class ActivationSource {
   virtual Compute compute() const = 0;
 
   // A source that shows all layers sequence by sequence can go on where an earlier run stopped, if
-  // the rows are kept until then.
+  // the rows are kept until then. Such a source owns its rows from the start: no other process can
+  // have one with the same rows. keep_rows() returns their checksum.
   virtual bool resumable() const { return false; }
-  virtual void keep_rows() { fail("these activations cannot be kept for a later run"); }
+  virtual std::string keep_rows() { fail("these activations cannot be kept for a later run"); }
   virtual void discard_rows() {}
 
   size_t num_tokens() const { return sequence_offsets().back(); }

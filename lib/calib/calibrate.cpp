@@ -34,6 +34,11 @@ struct Needs {
   bool outputs = false, metric_logit = false, metric_output = false, output_energy = false;
   bool proxy = false, contest = false;
   bool metrics() const { return metric_logit || metric_output; }
+  // The sums of the forward pass; proxy and contest look at the rows again.
+  std::string collected() const {
+    return cat("second moments", outputs ? " + attention outputs" : "",
+               metric_logit ? " + logit metric" : "", metric_output ? " + output metric" : "");
+  }
 };
 Needs needs_of(const CalibrationOptions& options) {
   if (!options.moments_out.empty()) return {true, true, true, true, true, true};
@@ -237,7 +242,7 @@ void visit(ActivationSource& source, const std::vector<size_t>& layers, VisitNee
            const MomentsInfo& info, Checkpoint& checkpoint, const ContestOptions& windows,
            Collector& collector, const Progress& progress, CalibrationResult& result) {
   if (source.resumable()) {
-    needs.first_sequence = checkpoint.resume(info, collector, windows);
+    checkpoint.resume(info, collector, windows, needs);
     result.sequences_resumed = needs.first_sequence;
     needs.after_sequence = [&](size_t done) {
       checkpoint.sequence_done(info, collector, done, source);
@@ -317,7 +322,7 @@ CalibrationResult calibrate(ActivationSource& source, const CalibrationOptions& 
   const MomentsInfo info = moments_info(source, options, split);
   const auto rope = rope_table(rope_of(source, options), info);
   Fitter fitter(info, options, num_layers, progress, result);
-  Checkpoint checkpoint(options.checkpoint_path, options.checkpoint_seconds);
+  Checkpoint checkpoint(options.checkpoint_path, options.checkpoint_seconds, needs.collected());
   for (const std::vector<size_t>& batch : batches) {
     const Energies energies =
         needs.output_energy ? output_energies(source, options, batch) : Energies{};

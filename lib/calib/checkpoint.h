@@ -14,11 +14,14 @@ namespace oscar {
 class Checkpoint {
  public:
   // path empty: nothing is saved. seconds: between two savings, 0 = after every sequence.
-  Checkpoint(const std::string& path, double seconds);
+  // collected: names of the sums that the run needs.
+  Checkpoint(const std::string& path, double seconds, const std::string& collected);
   bool enabled() const { return !path_.empty(); }
-  // Restores sums from the file of an earlier run and returns how many sequences they hold; 0
-  // without a file. Throws Error naming what differs when the file was made from something else.
-  size_t resume(const MomentsInfo& info, Collector& collector, const ContestOptions& windows);
+  // Restores sums from the file of an earlier run, if there is one, and tells `needs` how many
+  // sequences they hold and the checksum of their rows. Throws Error naming the file, what differs
+  // and what to do when the file was made from something else or cannot be read.
+  void resume(const MomentsInfo& info, Collector& collector, const ContestOptions& windows,
+              VisitNeeds& needs);
   // Saves when it is time to (or at once): rows first, then the sums under their final name.
   void sequence_done(const MomentsInfo& info, const Collector& collector, size_t sequences_done,
                      ActivationSource& source);
@@ -26,7 +29,7 @@ class Checkpoint {
   void remove();
 
  private:
-  std::string path_;
+  std::string path_, collected_;
   double seconds_;
   std::chrono::steady_clock::time_point saved_;
   size_t done_ = 0, saved_done_ = 0;

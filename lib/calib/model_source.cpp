@@ -43,15 +43,13 @@ class ModelSource : public ActivationSource {
       offsets_.push_back(offsets_.back() + sequence.size());
     }
     OSCAR_CHECK(offsets_.size() > 1, "calibration: no sequences");
+    open_spill();
   }
 
   const HeadGeometry& geometry() const override { return geometry_; }
   const Provenance& provenance() const override { return provenance_; }
   const std::vector<size_t>& sequence_offsets() const override { return offsets_; }
-  const ActivationRows& rows() const override {
-    OSCAR_CHECK(spill_ != nullptr, "calibration: rows asked for before the forward pass");
-    return *spill_;
-  }
+  const ActivationRows& rows() const override { return *spill_; }
 
   std::vector<std::vector<size_t>> layer_batches() const override {
     std::vector<size_t> all(model_.config().num_layers);
@@ -64,16 +62,14 @@ class ModelSource : public ActivationSource {
   }
   Compute compute() const override { return options_.compute; }
   bool resumable() const override { return !options_.rows_path.empty(); }
-  void keep_rows() override { spill_->keep(); }
-  void discard_rows() override {
-    if (spill_ != nullptr) spill_->discard();
-  }
+  std::string keep_rows() override { return spill_->keep(); }
+  void discard_rows() override { spill_->discard(); }
 
   void visit(const std::vector<size_t>& layers, const VisitNeeds& needs, LayerObserver& observer,
              const Progress& progress) override {
     OSCAR_CHECK(layers.size() == model_.config().num_layers,
                 "calibration: a forward pass shows all layers at once");
-    open_spill(layers.size(), needs.first_sequence);
+    start_rows(needs);
     SpillingObserver spilling(observer, *spill_);
     for (size_t s = needs.first_sequence; s < sequences_.size(); ++s) {
       progress.step({"forward", offsets_[s], offsets_.back(), "tokens"});
@@ -87,17 +83,25 @@ class ModelSource : public ActivationSource {
   }
 
  private:
-  void open_spill(size_t num_layers, size_t first_sequence) {
+  void open_spill() {
     const bool bf16 = options_.compute == Compute::kBf16;
-    if (!resumable()) {
-      OSCAR_CHECK(first_sequence == 0, "calibration: this source cannot be resumed");
-      spill_ = std::make_unique<SpillRows>(options_.spill_folder, geometry_, num_layers, bf16,
-                                           options_.queries_from);
+    const size_t num_layers = model_.config().num_layers;
+    spill_ = resumable() ? SpillRows::named(options_.rows_path, geometry_, num_layers, bf16,
+                                            options_.queries_from)
+                         : std::make_unique<SpillRows>(options_.spill_folder, geometry_, num_layers,
+                                                       bf16, options_.queries_from);
+  }
+
+  void start_rows(const VisitNeeds& needs) {
+    OSCAR_CHECK(resumable() || needs.first_sequence == 0,
+                "calibration: this source cannot be resumed");
+    if (!resumable()) return;
+    if (needs.first_sequence == 0) {
+      spill_->restart();
       return;
     }
-    const auto end = offsets_.begin() + static_cast<std::ptrdiff_t>(first_sequence) + 1;
-    spill_ = SpillRows::named(options_.rows_path, geometry_, num_layers, bf16,
-                              options_.queries_from, {offsets_.begin(), end});
+    const auto end = offsets_.begin() + static_cast<std::ptrdiff_t>(needs.first_sequence) + 1;
+    spill_->resume({offsets_.begin(), end}, needs.rows_checksum);
   }
 
   Transformer& model_;

@@ -59,6 +59,8 @@ void write_info(Hdf5File& file, const MomentsInfo& info) {
       {"sequences_complete", info.sequences_complete}};
   file.write_attribute("/", "format", std::string(kFormat));
   for (const auto& [name, text] : texts) file.write_attribute("/", name, *text);
+  if (!info.collected.empty()) file.write_attribute("/", "collected", info.collected);
+  if (!info.rows_checksum.empty()) file.write_attribute("/", "rows_checksum", info.rows_checksum);
   for (const auto& [name, number] : numbers) file.write_attribute("/", name, number);
   file.write_attribute("/", "rope_theta", info.rope_theta);
   file.write_attribute("/", "proxy_approximate",
@@ -119,6 +121,9 @@ MomentsInfo read_info(const Hdf5File& file) {
       {"recent", &info.recent},
       {"sequences_complete", &info.sequences_complete}};
   for (const auto& [name, text] : texts) *text = file.string_attribute("/", name);
+  for (const auto& [name, text] :
+       {std::pair{"collected", &info.collected}, std::pair{"rows_checksum", &info.rows_checksum}})
+    if (file.has_attribute("/", name)) *text = file.string_attribute("/", name);
   for (const auto& [name, number] : numbers) {
     *number = file.int_attribute("/", name);
     OSCAR_CHECK(*number >= 0, file.path(), ": attribute ", name, " is negative: ", *number);

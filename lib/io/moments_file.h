@@ -8,7 +8,8 @@
 //                    file; compute ("fp32" | "bf16" | "capture"), sink, recent,
 //                    output_projection ("model" | "identity": which W_O the weighted sums used),
 //                    proxy_approximate (0, 1): proxy was merged from shards with weights of their
-//                    own, sequences_complete: of /sequences (fewer in the checkpoint of a run)
+//                    own, sequences_complete: of /sequences (fewer in the checkpoint of a run),
+//                    collected, rows_checksum (in the checkpoint of a run)
 //   /sequences       int64 [n, 4]: number of the text in text_sha256, first token in that text (-1
 //                    = not known), tokens, leading tokens behind the sums (the others are held out)
 //   /token_fingerprints  int64 [m], base/token_fingerprint.h; absent = none
@@ -57,6 +58,8 @@ struct MomentsInfo {
   int64_t sequences_complete = 0;
   bool proxy_approximate = false;
   std::vector<int64_t> token_fingerprints;
+  // Of the checkpoint of a run: which kinds of sums it needs, checksum of the rows kept beside it.
+  std::string collected, rows_checksum;
 
   bool complete() const { return sequences_complete == static_cast<int64_t>(sequences.size()); }
   int64_t calibration_tokens() const;

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 
 #include "base/error.h"
 #include "calib/checkpoint.h"
@@ -77,11 +78,56 @@ TEST_CASE("an unfinished calibration is continued by the same command only") {
   other.options_json = "{\"a\": 1}";
   CHECK_THROWS_WITH(calibrate(*run.source(0, 4, 0.25, rows), other, Progress{}),
                     Contains("options"));
+  other = options;
+  other.recipes = {recipe_options("paper")};
+  CHECK_THROWS_WITH(calibrate(*run.source(0, 4, 0.25, rows), other, Progress{}),
+                    Contains("b.h5.part") && Contains("recipes") &&
+                        Contains("second moments there") && Contains("attention outputs here") &&
+                        Contains("b.h5.part-rows to start"));
   std::filesystem::resize_file(rows, 100);
   CHECK_THROWS_WITH(calibrate(*run.source(0, 4, 0.25, rows), options, Progress{}),
                     Contains("part-rows") && Contains("byte 100"));
   CHECK(std::filesystem::exists(part));
   CHECK(std::filesystem::exists(rows));
+}
+
+TEST_CASE("damaged remains of an unfinished calibration are refused and left as they are") {
+  ShardedRun run;
+  CalibrationOptions options = run.options({"official"}, 0.25);
+  const std::string part = run.folder / "b.h5.part", rows = part + "-rows";
+  options.checkpoint_path = part;
+  StopAt stop(300);
+  CHECK_THROWS_AS(calibrate(*run.source(0, 4, 0.25, rows), options, stop.progress), Interrupted);
+  const auto kept = std::filesystem::file_size(rows);
+  {
+    std::fstream file(rows, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(kept / 2));
+    file.write("damage", 6);
+  }
+  CHECK_THROWS_WITH(calibrate(*run.source(0, 4, 0.25, rows), options, Progress{}),
+                    Contains("b.h5.part-rows") && Contains("checksum") && Contains("expected") &&
+                        Contains("delete"));
+  CHECK(std::filesystem::file_size(rows) == kept);
+  std::ofstream(part) << "junk";
+  CHECK_THROWS_WITH(calibrate(*run.source(0, 4, 0.25, rows), options, Progress{}),
+                    Contains("b.h5.part") && Contains("not an HDF5 file") &&
+                        Contains("b.h5.part-rows to start anew"));
+  CHECK(std::filesystem::file_size(rows) == kept);
+}
+
+TEST_CASE("two calibrations with the same output do not run at the same time") {
+  ShardedRun run;
+  CalibrationOptions options = run.options({"official"}, 0.25);
+  options.checkpoint_path = run.folder / "b.h5.part";
+  const std::string rows = options.checkpoint_path + "-rows";
+  {
+    const auto first = run.source(0, 4, 0.25, rows);
+    CHECK_THROWS_WITH(run.source(0, 4, 0.25, rows),
+                      Contains("b.h5.part-rows") && Contains("another process"));
+    CHECK(calibrate(*first, options, Progress{}).tokens == 450);
+  }
+  CHECK(std::filesystem::is_empty(run.folder.path()));
+  CHECK(calibrate(*run.source(0, 4, 0.25, rows), options, Progress{}).tokens == 450);
 }
 
 TEST_CASE("a run that is never saved leaves no file") {
