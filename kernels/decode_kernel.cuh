@@ -10,61 +10,55 @@
 namespace oscar::decode {
 
 // What the warps of a thread block need to know about the queries of a run.
-template <int D, int NT, int C, bool kQInRegisters>
+template <int D, int C, bool kQInRegisters>
 struct RunQuery {
-  QueryFragments<D, NT, kQInRegisters> fragments;
-  float sum[NT][C];  // of the column's query, in log2 score units
+  QueryFragments<D, kQInRegisters> fragments;
+  float sum[C];  // of the column's query, in log2 score units
   ScoreScale scale;
-  ColumnLimits<NT, C> limits;
+  ColumnLimits<C> limits;
   int furthest_first;  // below it some column sees no key
 };
 
-template <int NT, int C>
+template <int C>
 __device__ __forceinline__ int column_limits(const AttendDecodeParams& p, const DecodeWork& w,
-                                             int t, ColumnLimits<NT, C>& limits) {
+                                             int t, ColumnLimits<C>& limits) {
   const int group = p.num_q_heads / p.cache.num_kv_heads;
   const int total = w.lengths.sink + w.lengths.history + w.lengths.recent;
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      const int column = w.column_begin + lane_column<C>(n, c, t);
-      const int position = total - p.num_query_tokens + min(column / group, p.num_query_tokens - 1);
-      limits.last[n][c] = position;
-      limits.first[n][c] = p.sliding_window > 0 ? max(0, position - p.sliding_window + 1) : 0;
-    }
+  for (int c = 0; c < C; ++c) {
+    const int column = w.column_begin + lane_column<C>(c, t);
+    const int position = total - p.num_query_tokens + min(column / group, p.num_query_tokens - 1);
+    limits.last[c] = position;
+    limits.first[c] = p.sliding_window > 0 ? max(0, position - p.sliding_window + 1) : 0;
   }
   return p.sliding_window > 0 ? max(0, total - p.sliding_window) : 0;
 }
 
 // Fragments, sums and scale from the fp32 query in shared memory. The largest |q| is scaled into
 // [2^14, 2^15), so that q / 4^4 keeps its digits.
-template <int D, int NT, int C, class Conf>
+template <int D, int C, class Conf>
 __device__ __forceinline__ void prepare_query(const AttendDecodeParams& p, const float* q_shared,
-                                              RunQuery<D, NT, C, Conf::kQInRegisters>& query,
+                                              RunQuery<D, C, Conf::kQInRegisters>& query,
                                               uint2* fragments, int warp, int lane) {
   const int g = lane >> 2, t = lane & 3;
-  const auto element = [&](int n, int item) {
-    return *reinterpret_cast<const float2*>(q_shared + fragment_column<C>(n, g) * (D + 8) +
+  const auto element = [&](int item) {
+    return *reinterpret_cast<const float2*>(q_shared + fragment_column<C>(g) * (D + 8) +
                                             32 * (item / 4) + 8 * t + 2 * (item % 4));
   };
   float largest = 0.0F;
   const float log2_scale = p.softmax_scale * kLog2e;
+  float row_sum = 0.0F;
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    float row_sum = 0.0F;
-#pragma unroll
-    for (int item = 0; item < D / 8; ++item) {
-      const float2 q = element(n, item);
-      largest = fmaxf(largest, fmaxf(fabsf(q.x), fabsf(q.y)));
-      row_sum += q.x + q.y;
-    }
-    row_sum += __shfl_xor_sync(~0U, row_sum, 1);
-    row_sum += __shfl_xor_sync(~0U, row_sum, 2);
-#pragma unroll
-    for (int c = 0; c < C; ++c)
-      query.sum[n][c] = __shfl_sync(~0U, row_sum, fragment_lane<C>(c, t)) * log2_scale;
+  for (int item = 0; item < D / 8; ++item) {
+    const float2 q = element(item);
+    largest = fmaxf(largest, fmaxf(fabsf(q.x), fabsf(q.y)));
+    row_sum += q.x + q.y;
   }
+  row_sum += __shfl_xor_sync(~0U, row_sum, 1);
+  row_sum += __shfl_xor_sync(~0U, row_sum, 2);
+#pragma unroll
+  for (int c = 0; c < C; ++c)
+    query.sum[c] = __shfl_sync(~0U, row_sum, fragment_lane<C>(c, t)) * log2_scale;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, d));
   const int q_exponent = largest > 0.0F ? max(-60, min(60, 14 - ilogbf(largest))) : 0;
@@ -74,16 +68,12 @@ __device__ __forceinline__ void prepare_query(const AttendDecodeParams& p, const
   if (C == 1 && g % 2 != 0) q_scale = 0.0F;  // the odd columns stay empty
   unroll<D / 8>([&]<int item>() {
     constexpr float fold = power_of_4(-item_exponent(D, item));
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      const float2 q = element(n, item);
-      const uint32_t packed = pack_fp16(q.x * (q_scale * fold), q.y * (q_scale * fold));
-      if constexpr (Conf::kQInRegisters) {
-        query.fragments.regs[n][item] = packed;
-      } else if (warp == 0) {
-        reinterpret_cast<uint32_t*>(fragments)[((item / 2 * 32 + lane) * NT + n) * 2 + item % 2] =
-            packed;
-      }
+    const float2 q = element(item);
+    const uint32_t packed = pack_fp16(q.x * (q_scale * fold), q.y * (q_scale * fold));
+    if constexpr (Conf::kQInRegisters) {
+      query.fragments.regs[item] = packed;
+    } else if (warp == 0) {
+      reinterpret_cast<uint32_t*>(fragments)[(item / 2 * 32 + lane) * 2 + item % 2] = packed;
     }
   });
   query.fragments.shared = fragments;
@@ -141,9 +131,10 @@ __device__ __forceinline__ void prepare_rows(const AttendDecodeParams& p, const 
   query.fragments = fragments;
 }
 
-template <int D, int NT, int C, int W, int kEntries>
+template <int D, int C, int W, int kEntries>
 __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
-  using Conf = Config<D, NT, C, W>;
+  using Conf = Config<D, C, W>;
+  constexpr bool kRows = Conf::kRows;
   static_assert(16 * kEntries <= Conf::kBarrierBytes && kEntries % W == 0);
   // After the last copy the ring serves as space for the merges.
   static_assert(W * Conf::kColumns * Conf::kMergeStride * 4 <= kEntries * Conf::kEntryBytes);
@@ -181,28 +172,29 @@ __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
   while (true) {
     load_query<D, Conf>(p, w, q_shared, merge);
     named_barrier(1, Conf::kConsumers);
-    std::conditional_t<NT == 2, RowQuery, RunQuery<D, NT, C, Conf::kQInRegisters>> query;
-    if constexpr (NT == 2) {
+    std::conditional_t<kRows, RowQuery, RunQuery<D, C, Conf::kQInRegisters>> query;
+    if constexpr (kRows) {
       prepare_rows<D>(p, w, q_shared, query, reinterpret_cast<uint4*>(fragments), warp, lane);
     } else {
-      query.furthest_first = column_limits<NT, C>(p, w, t, query.limits);
-      prepare_query<D, NT, C, Conf>(p, q_shared, query, fragments, warp, lane);
+      query.furthest_first = column_limits<C>(p, w, t, query.limits);
+      prepare_query<D, C, Conf>(p, q_shared, query, fragments, warp, lane);
     }
     if constexpr (!Conf::kQInRegisters) named_barrier(1, Conf::kConsumers);
 
-    std::conditional_t<NT == 2, RowSoftmax<D>, Softmax<D, NT, C>> state;
+    std::conditional_t<kRows, RowSoftmax<D>, Softmax<D, C>> state;
     state.reset();
     const int chunks = w.chunk_end - w.chunk_begin;
     const int entries = chunks + w.page_end - w.page_begin;
     for (; turn < chunks; turn += W) {
       const Chunk chunk = locate_chunk(p.cache, w.lengths, w.chunk_begin + turn);
       const uint8_t* rows = cursor.wait(ring);
-      if constexpr (NT == 2)
+      if constexpr (kRows) {
         attend_chunk<D>(state, q_shared, p.softmax_scale * kLog2e, query, rows, lane,
                         chunk.row_begin, chunk.row_end, chunk.first_position);
-      else
-        attend_chunk<D, NT, C>(state, q_shared, p.softmax_scale * kLog2e, query.scale, rows, lane,
-                               chunk.row_begin, chunk.row_end, chunk.first_position, query.limits);
+      } else {
+        attend_chunk<D, C>(state, q_shared, p.softmax_scale * kLog2e, query.scale, rows, lane,
+                           chunk.row_begin, chunk.row_end, chunk.first_position, query.limits);
+      }
       cursor.release(ring, lane);
     }
     state.to_int2_units();
@@ -216,7 +208,7 @@ __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
       for (int r = 0; r < kPageRecords; r += Conf::kBatch) {
         const uint8_t* batch = records + r * record_bytes(D);
         const int position = first_position + r * kRecordTokens;
-        if constexpr (NT == 2) {
+        if constexpr (kRows) {
           if (general) {
             attend_records<D, Conf::kBatch, true>(state, query, batch, lane, position,
                                                   end_position);
@@ -225,13 +217,13 @@ __device__ __forceinline__ void attend_decode(const AttendDecodeParams& p) {
                                                    end_position);
           }
         } else if (general) {
-          attend_records<D, NT, C, Conf::kBatch, true>(state, query.fragments, query.sum,
-                                                       query.scale, batch, lane, position,
-                                                       end_position, query.limits);
+          attend_records<D, C, Conf::kBatch, true>(state, query.fragments, query.sum, query.scale,
+                                                   batch, lane, position, end_position,
+                                                   query.limits);
         } else {
-          attend_records<D, NT, C, Conf::kBatch, false>(state, query.fragments, query.sum,
-                                                        query.scale, batch, lane, position,
-                                                        end_position, query.limits);
+          attend_records<D, C, Conf::kBatch, false>(state, query.fragments, query.sum, query.scale,
+                                                    batch, lane, position, end_position,
+                                                    query.limits);
         }
       }
       cursor.release(ring, lane);

@@ -10,28 +10,28 @@ namespace oscar::decode {
 
 // kDevice: 0 = sm_90, sm_100 (227 KB of shared memory a block), 1 = sm_80 (163 KB), 2 = sm_89,
 // sm_120 (99 KB, fewer warps). Device code is compiled only where it runs.
-template <int D, int NT, int C, int W, int kEntries, int kDevice>
-__global__ void __launch_bounds__(Config<D, NT, C, W>::kThreads, 1)
+template <int D, int C, int W, int kEntries, int kDevice>
+__global__ void __launch_bounds__(Config<D, C, W>::kThreads, 1)
     attend_decode_entry(const __grid_constant__ AttendDecodeParams params) {
 #ifdef __CUDA_ARCH__
   constexpr int here = __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10 ? 0
                        : __CUDA_ARCH__ == 800                            ? 1
                                                                          : 2;
   if constexpr (here == kDevice) {
-    attend_decode<D, NT, C, W, kEntries>(params);
+    attend_decode<D, C, W, kEntries>(params);
   } else {
     __trap();
   }
 #endif
 }
 
-template <int D, int NT, int C, int W, int kSharedBytes, int kDevice>
+template <int D, int C, int W, int kSharedBytes, int kDevice>
 void launch_entries(const AttendDecodeParams& params, const Launch& launch) {
-  using Conf = Config<D, NT, C, W>;
+  using Conf = Config<D, C, W>;
   constexpr int kEntries = ring_entries<Conf>(kSharedBytes);
   static_assert(kEntries >= W);
   const int shared = kEntries * Conf::kEntryBytes + Conf::kFixedBytes;
-  const auto kernel = attend_decode_entry<D, NT, C, W, kEntries, kDevice>;
+  const auto kernel = attend_decode_entry<D, C, W, kEntries, kDevice>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
              "attend_decode_int2: shared memory");
   cudaLaunchConfig_t config{};
@@ -48,21 +48,21 @@ void launch_entries(const AttendDecodeParams& params, const Launch& launch) {
   check_cuda(cudaLaunchKernelEx(&config, kernel, params), "attend_decode_int2: launch");
 }
 
-template <int D, int NT, int C>
+template <int D, int C>
 void launch_shape(const AttendDecodeParams& params, const Launch& launch) {
   // Warps: as many as the registers allow; the arithmetic of a page is a chain of latencies that
   // only other warps can fill.
-  constexpr int kWarps =
-      D * NT <= 128 || (D == 192 && NT == 1 && C == 1) ? 15 : (D * NT <= 256 ? 11 : 7);
+  constexpr int kWork = D * (C == 4 ? 2 : 1);
+  constexpr int kWarps = kWork <= 128 || (D == 192 && C == 1) ? 15 : (kWork <= 256 ? 11 : 7);
   if (launch.shared_bytes >= 227 * 1024) {
-    launch_entries<D, NT, C, kWarps, 227 * 1024, 0>(params, launch);
+    launch_entries<D, C, kWarps, 227 * 1024, 0>(params, launch);
   } else if (launch.shared_bytes >= 163 * 1024) {
-    launch_entries<D, NT, C, kWarps, 163 * 1024, 1>(params, launch);
+    launch_entries<D, C, kWarps, 163 * 1024, 1>(params, launch);
   } else {
     OSCAR_CHECK(launch.shared_bytes >= 99 * 1024,
                 "attend_decode_int2: 99 KB of shared memory for a thread block expected, got ",
                 launch.shared_bytes, " bytes");
-    launch_entries<D, NT, C, 3, 99 * 1024, 2>(params, launch);
+    launch_entries<D, C, 3, 99 * 1024, 2>(params, launch);
   }
 }
 

@@ -56,23 +56,19 @@ __device__ __forceinline__ void store_result(const AttendDecodeParams& p, const 
 }
 
 // Sums of a column over the lanes of a warp, into `states` [kColumns] of (reference, sum).
-template <int D, int NT, int C>
-__device__ __forceinline__ void store_states(Softmax<D, NT, C>& state, float2* states, int lane) {
+template <int D, int C>
+__device__ __forceinline__ void store_states(Softmax<D, C>& state, float2* states, int lane) {
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
+  for (int c = 0; c < C; ++c) {
 #pragma unroll
-    for (int c = 0; c < C; ++c) {
-#pragma unroll
-      for (int d = 4; d < 32; d <<= 1) {
-        state.sum[n][c] += __shfl_xor_sync(~0U, state.sum[n][c], d);
-        state.min_sum[n][c] += __shfl_xor_sync(~0U, state.min_sum[n][c], d);
-      }
-      if (g == 0) {
-        const bool seen = state.sum[n][c] > 0.0F;
-        states[lane_column<C>(n, c, t)] =
-            make_float2(seen ? state.reference[n][c] : kMasked, state.sum[n][c]);
-      }
+    for (int d = 4; d < 32; d <<= 1) {
+      state.sum[c] += __shfl_xor_sync(~0U, state.sum[c], d);
+      state.min_sum[c] += __shfl_xor_sync(~0U, state.min_sum[c], d);
+    }
+    if (g == 0) {
+      const bool seen = state.sum[c] > 0.0F;
+      states[lane_column<C>(c, t)] = make_float2(seen ? state.reference[c] : kMasked, state.sum[c]);
     }
   }
 }
@@ -91,29 +87,26 @@ __device__ __forceinline__ void store_states(RowSoftmax<D>& state, float2* state
   }
 }
 // Values of columns [first, first + count) of a warp into rows of kStride floats.
-template <int kStride, int D, int NT, int C>
-__device__ __forceinline__ void store_columns(const Softmax<D, NT, C>& state, float* rows,
-                                              int first, int count, int lane) {
+template <int kStride, int D, int C>
+__device__ __forceinline__ void store_columns(const Softmax<D, C>& state, float* rows, int first,
+                                              int count, int lane) {
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      const int column = lane_column<C>(n, c, t) - first;
-      if (column < 0 || column >= count) continue;
-      float* row = rows + column * kStride;
-      unroll<D / 32>([&]<int quad>() {  // four items, four consecutive dims
-        constexpr int item = 4 * quad, full = D / 64 * 8;
-        const int dim = item < full ? 64 * (item / 8) + 8 * g + item % 8 : full * 8 + 4 * g;
-        float x[4];
-        unroll<4>([&]<int j>() {
-          constexpr int i = item + j;
-          constexpr float unit = power_of_4(12 - item_exponent(D, i));
-          x[j] = fmaf(state.o[n][i / 2][i % 2 * 2 + c], unit, state.min_sum[n][c]);
-        });
-        *reinterpret_cast<float4*>(row + dim) = make_float4(x[0], x[1], x[2], x[3]);
+  for (int c = 0; c < C; ++c) {
+    const int column = lane_column<C>(c, t) - first;
+    if (column < 0 || column >= count) continue;
+    float* row = rows + column * kStride;
+    unroll<D / 32>([&]<int quad>() {  // four items, four consecutive dims
+      constexpr int item = 4 * quad, full = D / 64 * 8;
+      const int dim = item < full ? 64 * (item / 8) + 8 * g + item % 8 : full * 8 + 4 * g;
+      float x[4];
+      unroll<4>([&]<int j>() {
+        constexpr int i = item + j;
+        constexpr float unit = power_of_4(12 - item_exponent(D, i));
+        x[j] = fmaf(state.o[i / 2][i % 2 * 2 + c], unit, state.min_sum[c]);
       });
-    }
+      *reinterpret_cast<float4*>(row + dim) = make_float4(x[0], x[1], x[2], x[3]);
+    });
   }
 }
 template <int kStride, int D>

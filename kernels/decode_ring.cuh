@@ -11,24 +11,26 @@ namespace oscar::decode {
 constexpr float kLn2 = 0.6931471805599453F;
 constexpr int kMergeColumns = 2;  // columns merged over the warps at once while the ring is in use
 
-// Shared memory of a thread block, W consumer warps; columns: see decode_tile.cuh.
-template <int D, int NT, int C, int W>
+// Shared memory of a thread block, W consumer warps, 4 C columns; C = 1, 2: see decode_tile.cuh, 4:
+// see decode_rows.cuh.
+template <int D, int C, int W>
 struct Config {
   static constexpr int kWarps = W;
   static constexpr int kConsumers = 32 * W;
   static constexpr int kThreads = kConsumers + 32;  // and the producer warp
-  static constexpr int kColumns = 4 * C * NT;
+  static constexpr int kColumns = 4 * C;
+  static constexpr bool kRows = C == 4;
   // One ring entry: a page of one KV head, or keys and values of a BF16 chunk.
   static constexpr int kEntryBytes = record_page_bytes(D);
   static_assert(kChunkRows * 4 * D <= kEntryBytes);
   // Records whose scores are held at once: more gives independent mma chains, until registers run
   // out.
   static constexpr int kBatch = D <= 128 ? 4 : 2;
-  static constexpr bool kQInRegisters = NT == 1 && D <= 128;
+  static constexpr bool kQInRegisters = !kRows && D <= 128;
 
   static constexpr int kMergeStride = D + 16;  // floats of a column's row of partial sums
   static constexpr int kQBytes = kColumns * (D + 8) * 4;  // fp32 query, rows padded by 8
-  static constexpr int kFragmentBytes = kQInRegisters ? 0 : D / 16 * NT * 32 * 8;
+  static constexpr int kFragmentBytes = kQInRegisters ? 0 : D / 16 * 32 * (kRows ? 16 : 8);
   static constexpr int kMergeBytes = W * kMergeColumns * kMergeStride * 4;
   static constexpr int kStateBytes = W * kColumns * 2 * 4;
   static constexpr int kBarrierBytes = 1024;  // two barriers an entry

@@ -1,5 +1,6 @@
 // The arithmetic of decode attention for one warp: online softmax state, INT2 record batches, BF16
-// chunks. Columns (query token, query head) are the mma's N, tokens or dims its M.
+// chunks, for up to 8 columns. Columns (query token, query head) are the mma's N, tokens or dims
+// its M.
 #pragma once
 
 #include "kernels/ptx.cuh"
@@ -67,19 +68,19 @@ __device__ __forceinline__ void load_words(const uint8_t* codes, int lane, uint3
   }
 }
 
-// Columns. An n-tile of the mma has 8; lane (g, t) holds accumulator columns 2 t and 2 t + 1. C =
+// Columns. The mma has 8; lane (g, t) holds accumulator columns 2 t and 2 t + 1. C =
 // 2: all 8 are used. C = 1: at most 4 columns, put at the even places, so that every lane has one
 // and the softmax costs half.
 template <int C>
-__device__ __forceinline__ constexpr int lane_column(int n, int c, int t) {
-  return C == 2 ? 8 * n + 2 * t + c : 4 * n + t;
+__device__ __forceinline__ constexpr int lane_column(int c, int t) {
+  return C == 2 ? 2 * t + c : t;
 }
 // Column whose query the lane of row g holds as B fragment.
 template <int C>
-__device__ __forceinline__ constexpr int fragment_column(int n, int g) {
-  return C == 2 ? 8 * n + g : 4 * n + g / 2;
+__device__ __forceinline__ constexpr int fragment_column(int g) {
+  return C == 2 ? g : g / 2;
 }
-// Lane whose fragment column is the lane's accumulator column (n-tile's c).
+// Lane whose fragment column is the lane's accumulator column c.
 template <int C>
 __device__ __forceinline__ constexpr int fragment_lane(int c, int t) {
   return 4 * (2 * t + c);
@@ -94,52 +95,46 @@ __device__ __forceinline__ void unroll(const Body& body) {
   }
 }
 
-// Visible keys of the lane's two columns of every n-tile: first <= position <= last.
-template <int NT, int C>
+// Visible keys of the lane's columns: first <= position <= last.
+template <int C>
 struct ColumnLimits {
-  int first[NT][C], last[NT][C];
+  int first[C], last[C];
 };
 
-// Online softmax of a warp: lane (g, t) holds columns lane_column(n, c, t) of n-tile n. `o` of tile
+// Online softmax of a warp: lane (g, t) holds columns lane_column(c, t). `o` of tile
 // i: [0..1] dims of item 2 i, [2..3] of item 2 i + 1, row g; with C = 1 only [0] and [2] count.
-template <int D, int NT, int C>
+template <int D, int C>
 struct Softmax {
-  float o[NT][D / 16][4];
-  float sum[NT][C];        // sum of p, this lane's rows only
-  float min_sum[NT][C];    // sum of p * min(V)
-  float reference[NT][C];  // p = 2^(score - reference); 0 while the column is unseen
-  float limit[NT][C];      // scores relative to the reference may reach this
-  int scale_exponent;      // V scales seen are <= 2^scale_exponent, which is >= 0
+  float o[D / 16][4];
+  float sum[C];        // sum of p, this lane's rows only
+  float min_sum[C];    // sum of p * min(V)
+  float reference[C];  // p = 2^(score - reference); 0 while the column is unseen
+  float limit[C];      // scores relative to the reference may reach this
+  int scale_exponent;  // V scales seen are <= 2^scale_exponent, which is >= 0
 
   __device__ __forceinline__ void reset() {
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
+    for (int i = 0; i < D / 16; ++i) {
 #pragma unroll
-      for (int i = 0; i < D / 16; ++i) {
+      for (int j = 0; j < 4; ++j) o[i][j] = 0.0F;
+    }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) o[n][i][j] = 0.0F;
-      }
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-        sum[n][c] = min_sum[n][c] = reference[n][c] = 0.0F;
-        limit[n][c] = kUnseen;
-      }
+    for (int c = 0; c < C; ++c) {
+      sum[c] = min_sum[c] = reference[c] = 0.0F;
+      limit[c] = kUnseen;
     }
     scale_exponent = 0;
   }
 
-  // Makes the scores s[n][r][column + 2 half], relative to the references, fit: nothing to do as a
+  // Makes the scores s[r][column + 2 half], relative to the references, fit: nothing to do as a
   // rule, else the references move (and s, o and the sums with them). highest: this lane's largest
   // score of each column; scale_max: this lane's largest V scale.
   template <int R>
-  __device__ __forceinline__ void settle(float (&s)[NT][R][4], const float (&highest)[NT][C],
+  __device__ __forceinline__ void settle(float (&s)[R][4], const float (&highest)[C],
                                          float scale_max) {
     bool ok = scale_max <= __int_as_float((127 + scale_exponent) << 23);
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) ok = ok && highest[n][c] <= limit[n][c];
-    }
+    for (int c = 0; c < C; ++c) ok = ok && highest[c] <= limit[c];
     if (__all_sync(~0U, ok)) return;
 #pragma unroll
     for (int d = 1; d < 32; d <<= 1)
@@ -147,34 +142,31 @@ struct Softmax {
     const int old_exponent = scale_exponent;
     if (scale_max > 0.0F) scale_exponent = max(scale_exponent, ilogbf(scale_max) + 1);
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
+    for (int c = 0; c < C; ++c) {
+      float high = highest[c];
 #pragma unroll
-      for (int c = 0; c < C; ++c) {
-        float high = highest[n][c];
+      for (int d = 4; d < 32; d <<= 1) high = fmaxf(high, __shfl_xor_sync(~0U, high, d));
+      const bool unseen = limit[c] == kUnseen;
+      if (unseen && high <= kUnseen) continue;
+      // Both relative to the old reference.
+      const float top =
+          unseen ? high : fmaxf(high, static_cast<float>(kTopExponent - old_exponent));
+      const float move = static_cast<float>(kTopExponent - scale_exponent) - top;
+      const float factor = exp2_fast(move);
+      reference[c] -= move;
+      limit[c] = static_cast<float>(kTopExponent + kHeadroom - scale_exponent);
 #pragma unroll
-        for (int d = 4; d < 32; d <<= 1) high = fmaxf(high, __shfl_xor_sync(~0U, high, d));
-        const bool unseen = limit[n][c] == kUnseen;
-        if (unseen && high <= kUnseen) continue;
-        // Both relative to the old reference.
-        const float top =
-            unseen ? high : fmaxf(high, static_cast<float>(kTopExponent - old_exponent));
-        const float move = static_cast<float>(kTopExponent - scale_exponent) - top;
-        const float factor = exp2_fast(move);
-        reference[n][c] -= move;
-        limit[n][c] = static_cast<float>(kTopExponent + kHeadroom - scale_exponent);
+      for (int r = 0; r < R; ++r) {
+        s[r][c] += move;
+        s[r][c + 2] += move;
+      }
+      if (unseen) continue;  // nothing summed yet; the factor may be infinite
+      sum[c] *= factor;
+      min_sum[c] *= factor;
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          s[n][r][c] += move;
-          s[n][r][c + 2] += move;
-        }
-        if (unseen) continue;  // nothing summed yet; the factor may be infinite
-        sum[n][c] *= factor;
-        min_sum[n][c] *= factor;
-#pragma unroll
-        for (int i = 0; i < D / 16; ++i) {
-          o[n][i][c] *= factor;
-          o[n][i][c + 2] *= factor;
-        }
+      for (int i = 0; i < D / 16; ++i) {
+        o[i][c] *= factor;
+        o[i][c + 2] *= factor;
       }
     }
   }
@@ -182,24 +174,21 @@ struct Softmax {
   __device__ __forceinline__ void to_int2_units() {
     unroll<D / 8>([&]<int q>() {
       constexpr float factor = power_of_4(item_exponent(D, q) - 12);
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        o[n][q / 2][q % 2 * 2] *= factor;
-        o[n][q / 2][q % 2 * 2 + 1] *= factor;
-      }
+      o[q / 2][q % 2 * 2] *= factor;
+      o[q / 2][q % 2 * 2 + 1] *= factor;
     });
   }
 };
 
 // Query fragments of the INT2 part: registers when they fit, else shared memory
-// ([item / 2][lane][n-tile] pairs, the same for all warps).
-template <int D, int NT, bool kInRegisters>
+// ([item / 2][lane] pairs, the same for all warps).
+template <int D, bool kInRegisters>
 struct QueryFragments {
-  uint32_t regs[kInRegisters ? NT : 1][kInRegisters ? D / 8 : 1];
+  uint32_t regs[kInRegisters ? D / 8 : 1];
   const uint2* shared;
-  __device__ __forceinline__ uint2 get(int n, int step, int lane) const {
-    if constexpr (kInRegisters) return make_uint2(regs[n][2 * step], regs[n][2 * step + 1]);
-    return shared[(step * 32 + lane) * NT + n];
+  __device__ __forceinline__ uint2 get(int step, int lane) const {
+    if constexpr (kInRegisters) return make_uint2(regs[2 * step], regs[2 * step + 1]);
+    return shared[step * 32 + lane];
   }
 };
 
@@ -215,20 +204,16 @@ __device__ __forceinline__ float cap_score(float score, float cap, float inverse
 }
 
 // RB records (16 RB tokens) of a page already in shared memory. kGeneral: masks and softcap.
-template <int D, int NT, int C, int RB, bool kGeneral, bool kQInRegisters>
-__device__ __forceinline__ void attend_records(Softmax<D, NT, C>& state,
-                                               const QueryFragments<D, NT, kQInRegisters>& query,
-                                               const float (&q_sum)[NT][C], ScoreScale scale,
+template <int D, int C, int RB, bool kGeneral, bool kQInRegisters>
+__device__ __forceinline__ void attend_records(Softmax<D, C>& state,
+                                               const QueryFragments<D, kQInRegisters>& query,
+                                               const float (&q_sum)[C], ScoreScale scale,
                                                const uint8_t* records, int lane, int first_position,
-                                               int end_position,
-                                               const ColumnLimits<NT, C>& limits) {
+                                               int end_position, const ColumnLimits<C>& limits) {
   const int g = lane >> 2;
-  float s[NT][RB][4];
+  float s[RB][4];
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-#pragma unroll
-    for (int r = 0; r < RB; ++r) s[n][r][0] = s[n][r][1] = s[n][r][2] = s[n][r][3] = 0.0F;
-  }
+  for (int r = 0; r < RB; ++r) s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0.0F;
   {
     uint32_t words[RB][D / 32], shifted[RB][D / 32];
 #pragma unroll
@@ -237,28 +222,23 @@ __device__ __forceinline__ void attend_records(Softmax<D, NT, C>& state,
       shift_words<D>(words[r], shifted[r]);
     }
     unroll<D / 16>([&]<int step>() {
-      uint2 b[NT];
-#pragma unroll
-      for (int n = 0; n < NT; ++n) b[n] = query.get(n, step, lane);
+      uint2 b;
+      b = query.get(step, lane);
 #pragma unroll
       for (int r = 0; r < RB; ++r) {
         const uint32_t a0 = cut<D, 2 * step, 0>(words[r], shifted[r]);
         const uint32_t a1 = cut<D, 2 * step, 1>(words[r], shifted[r]);
         const uint32_t a2 = cut<D, 2 * step + 1, 0>(words[r], shifted[r]);
         const uint32_t a3 = cut<D, 2 * step + 1, 1>(words[r], shifted[r]);
-#pragma unroll
-        for (int n = 0; n < NT; ++n) mma_fp16(s[n][r], a0, a1, a2, a3, b[n].x, b[n].y);
+        mma_fp16(s[r], a0, a1, a2, a3, b.x, b.y);
       }
     });
   }
   // Scale and minimum of K; metadata of V is kept as loaded.
   uint32_t v_meta[RB][2];
-  float highest[NT][C];
+  float highest[C];
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-#pragma unroll
-    for (int c = 0; c < C; ++c) highest[n][c] = kMasked;
-  }
+  for (int c = 0; c < C; ++c) highest[c] = kMasked;
   __half2 v_meta_max = __float2half2_rn(0.0F);
 #pragma unroll
   for (int r = 0; r < RB; ++r) {
@@ -278,47 +258,41 @@ __device__ __forceinline__ void attend_records(Softmax<D, NT, C>& state,
     v_meta_max = __hmax2(v_meta_max, *reinterpret_cast<const __half2*>(&v_meta[r][1]));
     k_low.x *= scale.code, k_high.x *= scale.code;
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-        // Relative to the reference at once, unless a softcap comes between.
-        const float reference = kGeneral ? 0.0F : state.reference[n][c];
-        s[n][r][c] = fmaf(s[n][r][c], k_low.x, fmaf(k_low.y, q_sum[n][c], -reference));
-        s[n][r][c + 2] = fmaf(s[n][r][c + 2], k_high.x, fmaf(k_high.y, q_sum[n][c], -reference));
-        if constexpr (kGeneral) {
-          if (scale.softcap > 0.0F) {
-            s[n][r][c] = cap_score(s[n][r][c], scale.softcap, scale.inverse_softcap);
-            s[n][r][c + 2] = cap_score(s[n][r][c + 2], scale.softcap, scale.inverse_softcap);
-          }
-          s[n][r][c] -= state.reference[n][c];
-          s[n][r][c + 2] -= state.reference[n][c];
-          const int first = limits.first[n][c], last = limits.last[n][c];
-          if (!seen[0] || position < first || position > last) s[n][r][c] = kMasked;
-          if (!seen[1] || position + 8 < first || position + 8 > last) s[n][r][c + 2] = kMasked;
+    for (int c = 0; c < C; ++c) {
+      // Relative to the reference at once, unless a softcap comes between.
+      const float reference = kGeneral ? 0.0F : state.reference[c];
+      s[r][c] = fmaf(s[r][c], k_low.x, fmaf(k_low.y, q_sum[c], -reference));
+      s[r][c + 2] = fmaf(s[r][c + 2], k_high.x, fmaf(k_high.y, q_sum[c], -reference));
+      if constexpr (kGeneral) {
+        if (scale.softcap > 0.0F) {
+          s[r][c] = cap_score(s[r][c], scale.softcap, scale.inverse_softcap);
+          s[r][c + 2] = cap_score(s[r][c + 2], scale.softcap, scale.inverse_softcap);
         }
-        highest[n][c] = fmaxf(highest[n][c], fmaxf(s[n][r][c], s[n][r][c + 2]));
+        s[r][c] -= state.reference[c];
+        s[r][c + 2] -= state.reference[c];
+        const int first = limits.first[c], last = limits.last[c];
+        if (!seen[0] || position < first || position > last) s[r][c] = kMasked;
+        if (!seen[1] || position + 8 < first || position + 8 > last) s[r][c + 2] = kMasked;
       }
+      highest[c] = fmaxf(highest[c], fmaxf(s[r][c], s[r][c + 2]));
     }
   }
   state.settle(s, highest, __low2float(v_meta_max));
-  uint32_t b[RB][NT][2];
+  uint32_t b[RB][2];
 #pragma unroll
   for (int r = 0; r < RB; ++r) {
     const float2 v_low = unpack_fp16(v_meta[r][0]), v_high = unpack_fp16(v_meta[r][1]);
+    float low[2] = {0.0F, 0.0F}, high[2] = {0.0F, 0.0F};  // weights of tokens 0-7 and 8-15
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      float low[2] = {0.0F, 0.0F}, high[2] = {0.0F, 0.0F};  // weights of tokens 0-7 and 8-15
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-        const float p_low = exp2_fast(s[n][r][c]), p_high = exp2_fast(s[n][r][c + 2]);
-        state.sum[n][c] += p_low + p_high;
-        state.min_sum[n][c] = fmaf(p_low, v_low.y, fmaf(p_high, v_high.y, state.min_sum[n][c]));
-        low[c] = p_low * v_low.x;
-        high[c] = p_high * v_high.x;
-      }
-      b[r][n][0] = transpose_8x8(pack_fp16(low[0], low[1]));
-      b[r][n][1] = transpose_8x8(pack_fp16(high[0], high[1]));
+    for (int c = 0; c < C; ++c) {
+      const float p_low = exp2_fast(s[r][c]), p_high = exp2_fast(s[r][c + 2]);
+      state.sum[c] += p_low + p_high;
+      state.min_sum[c] = fmaf(p_low, v_low.y, fmaf(p_high, v_high.y, state.min_sum[c]));
+      low[c] = p_low * v_low.x;
+      high[c] = p_high * v_high.x;
     }
+    b[r][0] = transpose_8x8(pack_fp16(low[0], low[1]));
+    b[r][1] = transpose_8x8(pack_fp16(high[0], high[1]));
   }
 #pragma unroll
   for (int r = 0; r < RB; ++r) {
@@ -330,8 +304,7 @@ __device__ __forceinline__ void attend_records(Softmax<D, NT, C>& state,
       const uint32_t a1 = cut<D, 2 * i + 1, 0>(words, shifted);
       const uint32_t a2 = cut<D, 2 * i, 1>(words, shifted);
       const uint32_t a3 = cut<D, 2 * i + 1, 1>(words, shifted);
-#pragma unroll
-      for (int n = 0; n < NT; ++n) mma_fp16(state.o[n][i], a0, a1, a2, a3, b[r][n][0], b[r][n][1]);
+      mma_fp16(state.o[i], a0, a1, a2, a3, b[r][0], b[r][1]);
     });
   }
 }
