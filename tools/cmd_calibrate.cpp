@@ -16,39 +16,21 @@
 #include "calib/text_sequences.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
+#include "tools/calibrate_outputs.h"
 #include "tools/calibrate_recipe.h"
 #include "tools/calibrate_report.h"
 #include "tools/cmd_generate.h"
 #include "tools/commands.h"
 #include "tools/console.h"
-#include "tools/output_check.h"
 #include "tools/version.h"
 
 namespace oscar {
 namespace {
 
-constexpr const char* kRecipePlaceholder = "{recipe}";
-
-// A bundle is written unless only statistics are asked for.
-std::vector<std::string> wanted_recipes(const CalibrateCommand& options) {
-  OSCAR_CHECK(!options.out.empty() || !options.moments_out.empty(),
-              "calibrate: expected --out, --moments-out or both");
-  return options.out.empty() ? std::vector<std::string>{} : options.recipes;
-}
-
-std::string out_path(const CalibrateCommand& options, const std::string& recipe) {
-  std::string path = options.out;
-  const size_t at = path.find(kRecipePlaceholder);
-  if (at != std::string::npos) path.replace(at, std::string(kRecipePlaceholder).size(), recipe);
-  return path;
-}
-
 CalibrationOptions calibration_options(const CalibrateCommand& options,
                                        const std::vector<std::string>& recipes) {
   CalibrationOptions result;
-  OSCAR_CHECK(options.out.empty() || !recipes.empty(), "--recipe: expected at least one recipe");
-  OSCAR_CHECK(recipes.size() <= 1 || options.out.find(kRecipePlaceholder) != std::string::npos,
-              "--out: with several recipes the name must contain ", kRecipePlaceholder);
+  check_outputs(options, recipes);  // again: "auto" has a name now
   for (const std::string& name : recipes) result.recipes.push_back(chosen_recipe(options, name));
   result.held_out_fraction = options.held_out;
   result.held_out_max_tokens = options.held_out_tokens;
@@ -87,12 +69,6 @@ TensorParallelRank parse_rank(const std::string& text) {
                   rank < ranks && text[0] != '-',
               "--tp-rank: expected RANK/RANKS with RANK from 0, for example 0/4, got ", text);
   return {static_cast<size_t>(rank), static_cast<size_t>(ranks)};
-}
-
-// Where an unfinished run is kept.
-std::string checkpoint_path(const CalibrateCommand& options) {
-  return (options.out.empty() ? options.moments_out : out_path(options, options.recipes.at(0))) +
-         ".part";
 }
 
 // The source and whatever it refers to.
@@ -187,19 +163,6 @@ std::vector<std::string> resolve_auto(const CalibrateCommand& options, size_t he
   return recipes;
 }
 
-}  // namespace
-
-namespace {
-
-void check_outputs(const CalibrateCommand& options) {
-  std::vector<std::string> inputs = options.texts;
-  inputs.insert(inputs.end(), {options.capture, options.model});
-  inputs.insert(inputs.end(), options.moments.begin(), options.moments.end());
-  for (const std::string& recipe : wanted_recipes(options))
-    check_output(out_path(options, recipe), inputs);
-  check_output(options.moments_out, inputs);
-}
-
 CalibrationResult from_moments_files(const CalibrateCommand& options, const Progress& progress,
                                      std::vector<std::string>& notes) {
   OSCAR_CHECK(options.capture.empty() && options.texts.empty() && options.model.empty(),
@@ -238,7 +201,8 @@ CalibrationResult from_activations(const CalibrateCommand& options, const Progre
 
 void run_calibrate(const CalibrateCommand& options) {
   set_num_threads(options.threads);
-  check_outputs(options);
+  check_given(options);
+  check_outputs(options, wanted_recipes(options));
   OSCAR_CHECK(options.checkpoint_seconds >= 0.0, "--checkpoint-seconds: expected 0 or more, got ",
               options.checkpoint_seconds);
   OSCAR_CHECK(!options.moments_rows || !options.moments_out.empty(),
@@ -380,7 +344,11 @@ void add_calibrate(CLI::App& app) {
   add_threads_option(*command, options->threads);
   command->add_flag("--json", options->json, "one JSON object on stdout");
   command->add_flag("--quiet", options->quiet, "no progress, no table");
-  command->callback([options] { run_calibrate(*options); });
+  command->callback([options, command] {
+    for (const CLI::Option* option : command->get_options())
+      if (option->count() > 0) options->given.insert(option->get_name());
+    run_calibrate(*options);
+  });
 }
 
 }  // namespace oscar

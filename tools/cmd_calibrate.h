@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct CalibrateCommand {
   double checkpoint_seconds = 60.0;
   double bits = 3.0, write_cost = 0.2;  // budgets of the recipe "auto"
   bool json = false, quiet = false;
+  // Names of the options on the command line: refused where they would have no effect.
+  std::set<std::string> given;
 };
 
 // Writes the bundles; a table (or one JSON object with --json) goes to stdout.

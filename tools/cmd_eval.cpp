@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/parallel.h"
+#include "eval/partial_file.h"
 #include "eval/task_rows.h"
 #include "io/atomic_file.h"
 #include "io/results.h"
@@ -194,7 +195,7 @@ void run_eval(const EvalOptions& options) {
       }
     }
   } catch (const Interrupted&) {
-    if (!request.partial_path.empty()) {
+    if (session.partial) {
       fmt::print(stderr, "\noscar: finished windows are kept in {}; the same command continues\n",
                  request.partial_path);
     }
@@ -205,10 +206,7 @@ void run_eval(const EvalOptions& options) {
     write_file_atomically(options.markdown, markdown_report(rows, session.notes));
   if (!options.html.empty())
     write_file_atomically(options.html, html_report(rows, "oscar: cache arms compared"));
-  if (!request.partial_path.empty()) {
-    std::error_code ignored;
-    std::filesystem::remove(request.partial_path, ignored);
-  }
+  if (session.partial) session.partial->remove();
   if (options.json) {
     for (const ResultRow& row : rows) fmt::print("{}\n", to_json_line(row));
   } else {

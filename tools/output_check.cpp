@@ -1,6 +1,7 @@
 #include "tools/output_check.h"
 
 #include <filesystem>
+#include <map>
 
 #include "base/error.h"
 
@@ -18,6 +19,17 @@ void check_output(const std::string& path, const std::vector<std::string>& input
     std::error_code absent;
     OSCAR_CHECK(input.empty() || !std::filesystem::equivalent(path, input, absent), path,
                 ": is read by this run and must not be replaced by its result");
+  }
+}
+
+void check_distinct_outputs(const std::vector<std::pair<std::string, std::string>>& outputs) {
+  std::map<std::filesystem::path, const std::pair<std::string, std::string>*> seen;
+  for (const auto& output : outputs) {
+    if (output.second.empty()) continue;
+    const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(output.second));
+    const auto [other, is_new] = seen.emplace(path, &output);
+    OSCAR_CHECK(is_new, other->second->first, " ", other->second->second, " and ", output.first,
+                " ", output.second, " are the same file; expected different names");
   }
 }
 

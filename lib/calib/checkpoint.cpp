@@ -71,7 +71,7 @@ void Checkpoint::resume(const MomentsInfo& info, Collector& collector,
     fail(path_, ": expected the saved state of an unfinished calibration, got: ", error.what(),
          "; ", start_anew);
   }
-  OSCAR_CHECK(different.empty(), path_, ": belongs to an unfinished calibration with another ",
+  OSCAR_CHECK(different.empty(), path_, ": belongs to an unfinished calibration that differs in ",
               different, "; repeat that command, or ", start_anew);
   done_ = saved_done_ = needs.first_sequence;
 }

@@ -7,6 +7,7 @@
 #include "tests/calib/synthetic_capture.h"
 #include "tests/support/paths.h"
 #include "tools/cmd_calibrate.h"
+#include "tools/commands.h"
 
 namespace oscar {
 
@@ -71,6 +72,65 @@ TEST_CASE("calibrate refuses contradictory options and leaves nothing behind", "
   refuse([](CalibrateCommand& c) { c.capture += ".none"; }, "c.h5.none");
   refuse([](CalibrateCommand& c) { c.out = "/nonexistent/b.h5"; }, "/nonexistent/b.h5");
   refuse([](CalibrateCommand& c) { c.recipes = {"lean"}; }, "--seq-len");
+  // Statistics and bundle under one name, however it is spelled.
+  refuse([](CalibrateCommand& c) { c.moments_out = c.out; }, "are the same file");
+  refuse([&](CalibrateCommand& c) { c.moments_out = folder / "./b.h5"; }, "are the same file");
+  refuse(
+      [&](CalibrateCommand& c) {
+        c.out = folder / "{recipe}.h5";
+        c.moments_out = folder / "official.h5";
+      },
+      "--moments-out");
+  refuse(
+      [&](CalibrateCommand& c) {
+        c.out = folder / "{recipe}.h5";
+        c.recipes = {"auto"};
+        c.bits = 4.0;
+        c.write_cost = 0.01;
+        c.moments_out = folder / "centered.h5";
+      },
+      "are the same file");
+  refuse(
+      [&](CalibrateCommand& c) {
+        c.capture.clear();
+        c.model = "m.gguf";
+        c.texts = {"t.txt"};
+        c.moments_out = c.out + ".part-rows";
+      },
+      "the unfinished run");
+  CHECK_FALSE(std::filesystem::exists(folder / "centered.h5"));
+}
+
+TEST_CASE("calibrate refuses options that its source ignores", "[calibrate]") {
+  const oscar_test::TemporaryFolder folder;
+  oscar_test::write_synthetic_capture(folder / "c.h5", {});
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    CLI::App app;
+    add_calibrate(app);
+    std::vector<std::string> reversed{"--quiet", "calibrate"};
+    reversed.insert(reversed.begin(), arguments.rbegin(), arguments.rend());
+    app.parse(reversed);
+  };
+  const std::vector<std::string> capture{"--capture", folder / "c.h5", "--recipe",
+                                         "official",  "--moments-out", folder / "m.h5",
+                                         "--out",     folder / "b.h5"};
+  const std::vector<std::string> moments{"--moments", folder / "m.h5", "--recipe",
+                                         "official",  "--out",         folder / "n.h5"};
+  const auto with = [](std::vector<std::string> all, const std::vector<std::string>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run(with(capture, {"--compute", "fp32", "--held-out", "0.2"}));  // these are used
+  for (const std::string name :
+       {"--tokens", "--seq-len", "--skip-tokens", "--checkpoint-seconds"}) {
+    CHECK_THROWS_WITH(run(with(capture, {name, "5"})), Contains(name) && Contains("--capture"));
+    CHECK_THROWS_WITH(run(with(moments, {name, "5"})), Contains(name) && Contains("--moments"));
+  }
+  CHECK_THROWS_WITH(run(with(moments, {"--compute", "bf16"})), Contains("--compute"));
+  CHECK_THROWS_WITH(run(with(moments, {"--held-out", "0.1"})), Contains("--held-out"));
+  CHECK_FALSE(std::filesystem::exists(folder / "n.h5"));
+  run(moments);
+  CHECK(std::filesystem::exists(folder / "n.h5"));
 }
 
 }  // namespace oscar
