@@ -250,12 +250,12 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
   options.null_run = request.null_run;
 
   LikelihoodRun run;
-  std::unique_ptr<PartialFile> partial;
   std::vector<size_t> done;
   if (!request.partial_path.empty()) {
-    partial = std::make_unique<PartialFile>(request.partial_path,
-                                            provenance(session, windows.windows.size()));
-    for (const WindowRecord& record : partial->records()) {
+    session.partial.reset();  // of an earlier call: its file is locked
+    session.partial = std::make_shared<PartialFile>(request.partial_path,
+                                                    provenance(session, windows.windows.size()));
+    for (const WindowRecord& record : session.partial->records()) {
       done.push_back(record.window);
       run.records.push_back(record);
     }
@@ -266,7 +266,7 @@ std::vector<ResultRow> evaluate_likelihood(EvalSession& session, const Progress&
   }
   run_likelihood(*session.transformer, session.texts, windows, session.arms, options, done,
                  progress, [&](WindowRecord record) {
-                   if (partial) partial->append(record);
+                   if (session.partial) session.partial->append(record);
                    run.records.push_back(std::move(record));
                  });
   std::sort(run.records.begin(), run.records.end(),

@@ -18,6 +18,8 @@
 
 namespace oscar {
 
+class PartialFile;
+
 struct EvalRequest {
   std::string model_path;
   std::vector<std::string> text_paths;
@@ -55,6 +57,7 @@ struct EvalSession {
   std::vector<std::shared_ptr<const KvArm>> arms;  // [0] = reference
   std::map<std::string, std::string> labels;       // request's and hashes
   std::vector<std::string> notes;                  // for the reader: skipped arms, warnings
+  std::shared_ptr<PartialFile> partial;  // once evaluate_likelihood was called, if windows are kept
 };
 
 // Throws Error naming the file or option that does not fit: unknown arm, bundle of another model or

@@ -1,5 +1,8 @@
 #include "eval/partial_file.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <filesystem>
@@ -7,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "io/exclusive_file.h"
 
 namespace oscar {
 namespace {
@@ -88,16 +92,53 @@ ArmWindow parse_arm(const Json& json) {
   return arm;
 }
 
+// The parts of "NAME VALUE; NAME VALUE; ...".
+std::vector<std::string> fields_of(const std::string& provenance) {
+  std::vector<std::string> fields;
+  for (size_t begin = 0; begin <= provenance.size();) {
+    const size_t end = std::min(provenance.find("; ", begin), provenance.size());
+    fields.push_back(provenance.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  return fields;
+}
+
+// From shortly before the first character in which two fields differ.
+std::string excerpt(const std::string& field, size_t first_difference) {
+  constexpr size_t kBefore = 20, kShown = 80;
+  const std::string name = field.substr(0, field.find(' '));
+  if (field.size() <= kShown) return field;
+  const size_t begin = std::max(first_difference, name.size() + 1 + kBefore) - kBefore;
+  const bool from_start = begin <= name.size() + 1;
+  return cat(name, from_start ? " " : " ...", field.substr(begin, kShown),
+             begin + kShown < field.size() ? "..." : "");
+}
+
+// "NAME VALUE there, NAME VALUE here" of the first field that differs.
+std::string first_difference(const std::string& there, const std::string& here) {
+  const std::vector<std::string> theirs = fields_of(there), ours = fields_of(here);
+  for (size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
+    const std::string a = i < theirs.size() ? theirs[i] : "", b = i < ours.size() ? ours[i] : "";
+    if (a == b) continue;
+    size_t at = 0;
+    while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+    return cat("\"", excerpt(a, at), "\" there, \"", excerpt(b, at), "\" here");
+  }
+  return {};
+}
+
+constexpr const char* kWhatToDo = "; remove it or choose another --out";
+
 void check_header(const std::string& line, const std::string& path, const std::string& provenance) {
   const Json header = Json::parse(line, nullptr, false);
   OSCAR_CHECK(header.is_object() && header.value("format", "") == kFormat &&
                   header.value("version", 0) == kVersion,
               path, ": is not a file of finished windows (format ", kFormat, ", version ", kVersion,
-              "); remove it or choose another --out");
-  OSCAR_CHECK(header.value("provenance", "") == provenance, path,
-              ": holds finished windows of a run with other options or inputs (",
-              header.value("provenance", ""), "), this run is ", provenance,
-              "; remove it or choose another --out");
+              ")", kWhatToDo);
+  const std::string found = header.value("provenance", "");
+  OSCAR_CHECK(found == provenance, path,
+              ": holds finished windows of a run with other options or inputs: ",
+              first_difference(found, provenance), kWhatToDo);
 }
 
 }  // namespace
@@ -141,28 +182,30 @@ WindowRecord parse_window_record(const std::string& line, const std::string& whe
 }
 
 PartialFile::PartialFile(const std::string& path, const std::string& provenance) : path_(path) {
-  std::error_code ignored;
-  uintmax_t good_bytes = 0;
-  if (std::ifstream existing{path, std::ios::binary}) {
-    std::string line;
-    size_t number = 0;
-    // A line without its newline was cut off by a kill: it is dropped.
-    while (std::getline(existing, line) && !existing.eof()) {
-      ++number;
-      if (number == 1) {
-        check_header(line, path, provenance);
-      } else {
-        records_.push_back(parse_window_record(line, cat(path, " line ", number)));
-      }
-      good_bytes += line.size() + 1;
-    }
-  }
-  if (good_bytes > 0) std::filesystem::resize_file(path, good_bytes, ignored);
-  file_.reset(std::fopen(path.c_str(), good_bytes > 0 ? "ab" : "wb"));
+  const int descriptor = open_exclusively(path);
+  file_.reset(fdopen(descriptor, "r+b"));
+  if (file_ == nullptr) close(descriptor);
   OSCAR_CHECK(file_ != nullptr, path, ": cannot open the file for finished windows");
-  if (good_bytes == 0) {
-    write_line(Json{{"format", kFormat}, {"version", kVersion}, {"provenance", provenance}}.dump());
+  const std::string header =
+      Json{{"format", kFormat}, {"version", kVersion}, {"provenance", provenance}}.dump();
+  std::ifstream existing{path, std::ios::binary};
+  std::string line;
+  size_t number = 0;
+  uintmax_t good_bytes = 0;
+  // A line without its newline was cut off by a kill: it is dropped.
+  while (std::getline(existing, line) && !existing.eof()) {
+    ++number;
+    if (number == 1) {
+      check_header(line, path, provenance);
+    } else {
+      records_.push_back(parse_window_record(line, cat(path, " line ", number)));
+    }
+    good_bytes += line.size() + 1;
   }
+  if (number == 0 && !header.starts_with(line)) check_header(line, path, provenance);
+  std::filesystem::resize_file(path, good_bytes);
+  std::fseek(file_.get(), 0, SEEK_END);
+  if (good_bytes == 0) write_line(header);
 }
 
 void PartialFile::write_line(const std::string& line) {
@@ -178,9 +221,9 @@ void PartialFile::append(WindowRecord record) {
 }
 
 void PartialFile::remove() {
-  file_.reset();
   std::error_code ignored;
   std::filesystem::remove(path_, ignored);
+  file_.reset();  // the lock goes last
 }
 
 }  // namespace oscar

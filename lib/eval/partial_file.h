@@ -21,15 +21,16 @@ WindowRecord parse_window_record(const std::string& line, const std::string& whe
 
 class PartialFile {
  public:
-  // Opens or creates `path`. Records of an earlier run are kept when its provenance is the same; a
-  // last line that was cut off is dropped. Throws Error naming the file when the provenance
-  // differs.
+  // Opens or creates `path`, which no other process can open until this object ends. Records of an
+  // earlier run are kept when its provenance ("NAME VALUE; NAME VALUE; ...") is the same; a last
+  // line that was cut off is dropped. Throws Error naming the file, and what differs, when the
+  // provenance is another one or the file holds something else; then it is left as it is.
   PartialFile(const std::string& path, const std::string& provenance);
 
   const std::vector<WindowRecord>& records() const { return records_; }
   // Appends and flushes to the file system. Throws Error when the disk is full.
   void append(WindowRecord record);
-  // The run is complete and its results are stored: removes the file.
+  // The run is complete and its results are stored: removes the file and closes it.
   void remove();
 
  private:

@@ -200,7 +200,7 @@ TEST_CASE("finished windows survive in a file, a cut last line does not") {
   }
   CHECK(std::filesystem::file_size(path) == size);
   CHECK_THROWS_WITH(PartialFile(path, "model 2"),
-                    Catch::Contains("model 1") && Catch::Contains("model 2"));
+                    Catch::Contains("\"model 1\" there, \"model 2\" here"));
   {
     PartialFile file(path, "model 1");
     CHECK(file.records().size() == 3);
@@ -209,11 +209,50 @@ TEST_CASE("finished windows survive in a file, a cut last line does not") {
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
+TEST_CASE("windows of another run are refused by the first thing that differs") {
+  oscar_test::TemporaryFolder folder;
+  const std::string path = (folder / "run.partial.jsonl").string();
+  const std::string arms = "arms bf16 [" + std::string(500, 'a'), end = std::string(500, 'z');
+  PartialFile(path, "model 1; length 64; " + arms + "11111111" + end);
+  const auto message = [&](const std::string& provenance) -> std::string {
+    try {
+      const PartialFile file(path, provenance);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  CHECK_THAT(message("model 1; length 128; " + arms + "11111111" + end),
+             Catch::Contains("\"length 64\" there, \"length 128\" here"));
+  const std::string found = message("model 1; length 64; " + arms + "22222222" + end);
+  CHECK_THAT(found, Catch::Contains("arms ...") && Catch::Contains("11111111") &&
+                        Catch::Contains("22222222"));
+  CHECK(found.size() < 500);
+}
+
+TEST_CASE("two runs do not keep windows in one file at the same time") {
+  oscar_test::TemporaryFolder folder;
+  const std::string path = (folder / "run.partial.jsonl").string();
+  {
+    PartialFile first(path, "x");
+    CHECK_THROWS_WITH(PartialFile(path, "x"),
+                      Catch::Contains("partial.jsonl") && Catch::Contains("another process"));
+    first.append(synthetic_run(1).records[0]);
+  }
+  CHECK(PartialFile(path, "x").records().size() == 1);
+}
+
 TEST_CASE("files that are not finished windows are refused") {
   oscar_test::TemporaryFolder folder;
   const std::string path = (folder / "other.jsonl").string();
-  std::ofstream(path) << "hello\n";
-  CHECK_THROWS_WITH(PartialFile(path, "x"), Catch::Contains("other.jsonl"));
+  for (const std::string content : {"hello\n", "hello", "{\"format\":\"else"}) {
+    std::ofstream(path) << content;
+    CHECK_THROWS_WITH(PartialFile(path, "x"),
+                      Catch::Contains("other.jsonl") && Catch::Contains("not a file of finished"));
+    CHECK(std::filesystem::file_size(path) == content.size());
+  }
+  std::ofstream(path) << "{\"format\":\"oscar-eval-pa";  // our own first line, cut off by a kill
+  CHECK(PartialFile(path, "x").records().empty());
   CHECK_THROWS_AS(parse_window_record("{\"window\": 1}", "line"), Error);
   CHECK_THROWS_AS(parse_window_record("[]", "line"), Error);
   const std::string line = to_json_line(synthetic_run(1).records[0]);
