@@ -8,6 +8,7 @@
 #include "base/float16.h"
 #include "base/parallel.h"
 #include "io/capture_schema.h"
+#include "io/exclusive_file.h"
 #include "io/hdf5_file.h"
 #include "io/layer_names.h"
 
@@ -47,6 +48,7 @@ std::string first_difference(const CaptureInfo& a, const CaptureInfo& b) {
 }  // namespace
 
 struct CaptureWriter::State {
+  std::unique_ptr<const LockFile> lock;  // first: goes after the file is closed
   std::string final_path, part_path;
   CaptureInfo info;
   Hdf5File file;
@@ -131,8 +133,10 @@ std::unique_ptr<CaptureReader> open_unfinished(const std::string& part_path,
 CaptureWriter::CaptureWriter(const std::string& path, const CaptureInfo& info) {
   check_capture_geometry(info, path);
   const std::string part = path + ".part", fresh = part + ".new";
+  auto lock = std::make_unique<const LockFile>(part + ".lock");
   const std::unique_ptr<CaptureReader> unfinished = open_unfinished(part, info);
-  state_.reset(new State{.final_path = path,
+  state_.reset(new State{.lock = std::move(lock),
+                         .final_path = path,
                          .part_path = part,
                          .info = info,
                          .file = State::create(fresh, info),

@@ -40,7 +40,9 @@ class CaptureReader;
 class CaptureWriter {
  public:
   // Writes to `path` + ".part" until finish() renames it. Throws Error when an existing .part was
-  // made from something else.
+  // made from something else, or when another process writes it. `path` + ".part.lock" is locked
+  // for that and lasts as long as this object (the .part itself must stay readable, and HDF5 locks
+  // what it reads).
   CaptureWriter(const std::string& path, const CaptureInfo& info);
   ~CaptureWriter();
   size_t sequences_done() const;

@@ -8,6 +8,7 @@
 #include "base/float16.h"
 #include "base/random.h"
 #include "io/capture_file.h"
+#include "io/exclusive_file.h"
 #include "io/hdf5_file.h"
 #include "support/paths.h"
 
@@ -209,4 +210,24 @@ TEST_CASE("a capture whose tensors contradict its attributes is refused") {
   CHECK_THROWS_WITH(reader.read(1, "q", 0, 5), Contains("layer 1"));
   CHECK_THROWS_WITH(reader.read(0, "o", 0, 5), Contains("--outputs"));
   CHECK_THROWS_WITH(reader.read(0, "x", 0, 5), Contains("unknown tensor"));
+}
+
+TEST_CASE("one capture at a time writes to a name, from its first moment") {
+  oscar_test::TemporaryFolder folder;
+  const std::string path = folder / "c.h5";
+  {
+    const LockFile starting(path + ".part.lock");  // a writer that has no .part yet
+    CHECK_THROWS_WITH(CaptureWriter(path, sample_info(true, true)),
+                      Catch::Contains("c.h5.part.lock") && Catch::Contains("another process"));
+    CHECK_FALSE(std::filesystem::exists(path + ".part.new"));
+  }
+  {
+    CaptureWriter writer(path, sample_info(true, true));
+    append_sequence(writer, 0, true);
+    CHECK_THROWS_WITH(CaptureWriter(path, sample_info(true, true)),
+                      Catch::Contains("another process"));
+    writer.finish();
+  }
+  check_contents(path, 1, true, true);
+  CHECK_FALSE(std::filesystem::exists(path + ".part.lock"));
 }
