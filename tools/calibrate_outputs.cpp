@@ -1,5 +1,6 @@
 #include "tools/calibrate_outputs.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/error.h"
@@ -43,6 +44,11 @@ void check_outputs(const CalibrateCommand& options, const std::vector<std::strin
 }
 
 void check_given(const CalibrateCommand& options) {
+  const bool chooses =
+      std::find(options.recipes.begin(), options.recipes.end(), "auto") != options.recipes.end();
+  for (const char* budget : {"--bits", "--write-cost"})
+    OSCAR_CHECK(chooses || options.given.count(budget) == 0, budget,
+                " has no effect without --recipe auto; leave it out or let the recipe be chosen");
   std::vector<const char*> without_effect{"--tokens", "--seq-len", "--skip-tokens",
                                           "--checkpoint-seconds"};
   std::string reason = " has no effect with --capture, whose tokens are fixed; leave it out";

@@ -128,6 +128,9 @@ TEST_CASE("calibrate refuses options that its source ignores", "[calibrate]") {
   }
   CHECK_THROWS_WITH(run(with(moments, {"--compute", "bf16"})), Contains("--compute"));
   CHECK_THROWS_WITH(run(with(moments, {"--held-out", "0.1"})), Contains("--held-out"));
+  for (const std::string budget : {"--bits", "--write-cost"})
+    CHECK_THROWS_WITH(run(with(moments, {budget, "0.5"})),
+                      Contains(budget) && Contains("--recipe auto"));
   CHECK_FALSE(std::filesystem::exists(folder / "n.h5"));
   run(moments);
   CHECK(std::filesystem::exists(folder / "n.h5"));
