@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cmath>
 #include <cstdint>
@@ -127,39 +128,74 @@ __device__ __forceinline__ void count_at_least(const uint32_t (&pairs)[2][N],
   counts[1] = sums[0][2] + sums[1][2];
 }
 
+// The same on the FMA pipe, which has room where the ALU has none: the bits of bf16 magnitudes are
+// read as fp16, which order alike, and saturate((x - below) * scale) is 1 from the key after
+// `below` on, else 0. offsets: -below * scale; scales: powers of two for which a step between
+// neighbours of `below` becomes 1 or more.
+template <int N>
+__device__ __forceinline__ void count_above(const uint32_t (&pairs)[2][N],
+                                            const __half2 (&scales)[2], const __half2 (&offsets)[2],
+                                            float (&counts)[2]) {
+  constexpr uint32_t kOnes = 0x3C003C00U;
+  float sums[2][4] = {};
+  const auto compare = [&](int row, int i) {
+    const auto value = *reinterpret_cast<const __half2*>(&pairs[row][i]);
+    const __half2 found = __hfma2_sat(value, scales[row], offsets[row]);
+    return *reinterpret_cast<const uint32_t*>(&found);
+  };
+#pragma unroll
+  for (int i = 0; i < N; i += 2)
+    ptx::mma_fp16(sums[i / 2 % 2], compare(0, i), compare(1, i), compare(0, i + 1),
+                  compare(1, i + 1), kOnes, kOnes);
+  counts[0] = sums[0][0] + sums[1][0];
+  counts[1] = sums[0][2] + sums[1][2];
+}
+
 // The ranks[r]-th largest of the rows' magnitudes, exactly; top: largest key (upper 16 bits) of the
 // rows. Thresholds mostly lie in the octave below the largest: seven halvings. Rows where they do
-// not are searched over all keys.
+// not, or whose keys fp16 cannot scale, are searched over all keys.
 template <int N>
 __device__ __forceinline__ void kth_largest_tile(const uint32_t (&pairs)[2][N], const int (&top)[2],
                                                  const float (&ranks)[2], float (&thresholds)[2]) {
-  uint32_t low[2], base[2], probe[2];
+  // Of base - 1, whose fp16 exponent e gives the scale 2^(10 - e).
+  constexpr int kLeast = 10 << 10, kLimit = 31 << 10;
+  uint32_t low[2], base[2], probe[2];  // low and base: of keys, less one
+  __half2 scales[2], offsets[2];
   float counts[2];
+  bool sure = true;
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    low[r] = base[r] = static_cast<uint32_t>(max(top[r] - 127, 0)) * 0x00010001U;
+  for (int r = 0; r < 2; ++r) {
+    const int below = max(top[r] - 128, 0);
+    sure = sure && below >= kLeast && top[r] < kLimit;
+    low[r] = base[r] = static_cast<uint32_t>(below) * 0x00010001U;
+    const uint32_t scale = static_cast<uint32_t>(40 - (below >> 10)) * 0x04000400U;
+    scales[r] = *reinterpret_cast<const __half2*>(&scale);
+  }
 #pragma unroll
   for (int step = 64; step > 0; step /= 2) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) probe[r] = low[r] + static_cast<uint32_t>(step) * 0x00010001U;
-    count_at_least(pairs, probe, counts);
+    for (int r = 0; r < 2; ++r) {
+      probe[r] = low[r] + static_cast<uint32_t>(step) * 0x00010001U;
+      offsets[r] = __hmul2(*reinterpret_cast<const __half2*>(&probe[r]), __hneg2(scales[r]));
+    }
+    count_above(pairs, scales, offsets, counts);
 #pragma unroll
     for (int r = 0; r < 2; ++r) low[r] = counts[r] >= ranks[r] ? probe[r] : low[r];
   }
-  if (__any_sync(~0U, low[0] == base[0] || low[1] == base[1])) {
-    count_at_least(pairs, base, counts);
-    const bool missed[2] = {counts[0] < ranks[0], counts[1] < ranks[1]};
-    if (__any_sync(~0U, missed[0] || missed[1])) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) low[r] = missed[r] ? 0U : low[r];
+  for (int r = 0; r < 2; ++r) {
+    sure = sure && low[r] != base[r];
+    low[r] += 0x00010001U;
+  }
+  if (!__all_sync(~0U, sure)) {
+    low[0] = low[1] = 0U;
 #pragma unroll 1
-      for (uint32_t step = 0x40004000U; step >= 0x00010001U; step = step / 2 & 0x7fff7fffU) {
+    for (uint32_t step = 0x40004000U; step >= 0x00010001U; step = step / 2 & 0x7fff7fffU) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) probe[r] = low[r] + step;
-        count_at_least(pairs, probe, counts);
+      for (int r = 0; r < 2; ++r) probe[r] = low[r] + step;
+      count_at_least(pairs, probe, counts);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) low[r] = missed[r] && counts[r] >= ranks[r] ? probe[r] : low[r];
-      }
+      for (int r = 0; r < 2; ++r) low[r] = counts[r] >= ranks[r] ? probe[r] : low[r];
     }
   }
 #pragma unroll

@@ -60,8 +60,7 @@ __device__ __forceinline__ int clip_rank(const WriteSide& side, int head_dim) {
 // A warp writes one side of a record. Where the job's tokens lie in one half of the record, the
 // keys' warp takes both sides instead: rows g are keys, rows g + 8 are values.
 template <int D, ElementType kType, bool kCentre>
-__global__ void __launch_bounds__(32 * kWarps,
-                                  D > 128 ? 2 : (kType == ElementType::kBf16 && !kCentre ? 8 : 5))
+__global__ void __launch_bounds__(32 * kWarps, D > 128 ? 2 : 5)
     write_rows_kernel(const WriteParams p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int head = blockIdx.y * kHeadsPerBlock + warp / 2, tile = blockIdx.x;
@@ -88,33 +87,37 @@ __global__ void __launch_bounds__(32 * kWarps,
     offsets[r] = row.index * p.token_stride + head * p.head_stride + 8 * t;
   }
   uint32_t chunks[2][D / 32];
-  uint32_t stored[2];
-  const auto pack = [&](int r, const auto* x, const RowGrid& grid, int stride) {
-    stored[r] = grid.stored;
-    if (key[r]) {
-#pragma unroll
-      for (int block = 0; block < D / 32; ++block)
-        chunks[r][block] = pack_eight<true>(x + stride * block, grid);
-    } else {
-#pragma unroll
-      for (int block = 0; block < D / 32; ++block)
-        chunks[r][block] = pack_eight<false>(x + stride * block, grid);
-    }
-  };
+  uint32_t stored = 0;  // of row t, t = 0 or 1
   if constexpr (kType == ElementType::kBf16 && !kCentre) {
-    uint32_t pairs[2][D / 8];
-    const auto load = [&](int r) {
-      load_pairs<D>(static_cast<const uint16_t*>(key[r] ? job.k : job.v) + offsets[r], pairs[r]);
-    };
-    load(0);
-    load(1);
-    RowRange ranges[2];
-    tile_ranges(pairs, ranks, ranges);
-    // The search needs the registers: the rows come again, from the L1 cache.
+    const uint16_t* rows[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      load(r);
-      pack(r, pairs[r], row_grid(ranges[r], present[r] && t == 0, p.counters), 4);
+    for (int r = 0; r < 2; ++r)
+      rows[r] = static_cast<const uint16_t*>(key[r] ? job.k : job.v) + offsets[r];
+    RowRange ranges[2];
+    {
+      uint32_t pairs[2][D / 8];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) load_pairs<D>(rows[r], pairs[r]);
+      tile_ranges(pairs, ranks, ranges);
+    }
+    RowGrid grids[2];
+    tile_grids(ranges, {present[0] && t == 0, present[1] && t == 1}, p.counters, grids, stored);
+    // The search needs the registers: the rows come again, from the L1 cache.
+    const auto pack = [&]<bool kKey0, bool kKey1>() {
+#pragma unroll
+      for (int block = 0; block < D / 32; ++block) {
+        uint32_t pairs[2][4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) load_pairs<32>(rows[r] + 32 * block, pairs[r]);
+        pack_both<kKey0, kKey1>(pairs[0], pairs[1], grids, chunks[0][block], chunks[1][block]);
+      }
+    };
+    if (both) {
+      pack.template operator()<true, false>();
+    } else if (key[0]) {
+      pack.template operator()<true, true>();
+    } else {
+      pack.template operator()<false, false>();
     }
   } else {
 #pragma unroll
@@ -123,7 +126,12 @@ __global__ void __launch_bounds__(32 * kWarps,
       float x[D / 4];
       const RowRange range =
           load_row<D, kType>(key[r] ? job.k : job.v, offsets[r], mean, ranks[r], x);
-      pack(r, x, row_grid(range, present[r] && t == 0, p.counters), 8);
+      const RowGrid grid = row_grid(range, present[r] && t == 0, p.counters);
+      if (t == r) stored = grid.stored;
+#pragma unroll
+      for (int block = 0; block < D / 32; ++block)
+        chunks[r][block] =
+            key[r] ? pack_eight<true>(x + 8 * block, grid) : pack_eight<false>(x + 8 * block, grid);
     }
   }
   if (whole && key[0]) {
@@ -137,8 +145,8 @@ __global__ void __launch_bounds__(32 * kWarps,
       if (present[r] && !key[r]) place_row<D, false>(record, token[r], t, chunks[r]);
     }
   }
-  if (t == 0 && present[0]) place_meta(record, D, key[0], token[0], stored[0]);
-  if (t == 1 && present[1]) place_meta(record, D, key[1], token[1], stored[1]);
+  if (t == 0 && present[0]) place_meta(record, D, key[0], token[0], stored);
+  if (t == 1 && present[1]) place_meta(record, D, key[1], token[1], stored);
 }
 
 // Rows rotated inside ----------------------------------------------------------------------------
@@ -218,15 +226,18 @@ __global__ void __launch_bounds__(32 * rotate_warps(D, kType), 1)
       const int ranks[2] = {rank, rank};
       RowRange ranges[2];
       tile_ranges(pairs, ranks, ranges);
-      uint32_t chunks[2][D / 32], stored[2];
+      RowGrid grids[2];
+      uint32_t chunks[2][D / 32], stored;
+      tile_grids(ranges, {present[0] && t == 0, present[1] && t == 1}, p.counters, grids, stored);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const RowGrid grid = row_grid(ranges[r], present[r] && t == 0, p.counters);
-        stored[r] = grid.stored;
-#pragma unroll
-        for (int block = 0; block < D / 32; ++block)
-          chunks[r][block] = key ? pack_eight<true>(pairs[r] + 4 * block, grid)
-                                 : pack_eight<false>(pairs[r] + 4 * block, grid);
+      for (int block = 0; block < D / 32; ++block) {
+        if (key) {
+          pack_both<true, true>(pairs[0] + 4 * block, pairs[1] + 4 * block, grids, chunks[0][block],
+                                chunks[1][block]);
+        } else {
+          pack_both<false, false>(pairs[0] + 4 * block, pairs[1] + 4 * block, grids,
+                                  chunks[0][block], chunks[1][block]);
+        }
       }
       if (whole && key) {
         if (mine) place_keys<D>(record, lane, chunks);
@@ -240,7 +251,7 @@ __global__ void __launch_bounds__(32 * rotate_warps(D, kType), 1)
         }
       }
       if (t < 2 && (t == 0 ? present[0] : present[1]))
-        place_meta(record, D, key, g + 8 * t, t == 0 ? stored[0] : stored[1]);
+        place_meta(record, D, key, g + 8 * t, stored);
     }
     begin = run.end;
   }

@@ -199,6 +199,25 @@ __device__ __forceinline__ RowGrid row_grid(const RowRange& row, bool count,
   return grid;
 }
 
+// row_grid of both rows of a quad, one a lane: lanes with even t have row g, odd ones row g + 8.
+// count[r]: this lane counts what is odd about row r. stored: of this lane's row.
+__device__ __forceinline__ void tile_grids(const RowRange (&ranges)[2], const bool (&count)[2],
+                                           WriteCounters* counters, RowGrid (&grids)[2],
+                                           uint32_t& stored) {
+  const int lane = threadIdx.x % 32;
+  const bool second = lane % 2 != 0;
+  const RowRange range{second ? ranges[1].low : ranges[0].low,
+                       second ? ranges[1].high : ranges[0].high,
+                       second ? ranges[1].refused : ranges[0].refused};
+  const RowGrid grid = row_grid(range, second ? count[1] : count[0], counters);
+  stored = grid.stored;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    grids[r].inverse = __shfl_sync(~0U, grid.inverse, r, 2);
+    grids[r].offset = __shfl_sync(~0U, grid.offset, r, 2);
+  }
+}
+
 // A code as the low bits of a float 2^23 + code; sums of shifted ones carry a constant that is
 // taken off at the end. K packs even and odd dims into the halves of a word, V packs a run into 16
 // bits.
@@ -222,15 +241,22 @@ __device__ __forceinline__ uint32_t pack_eight(const float* x, const RowGrid& gr
   for (int e = 0; e < 8; ++e) word += code_bits(x[e], grid) * (1U << pack_shift(kKey, e));
   return word;
 }
-template <bool kKey>
-__device__ __forceinline__ uint32_t pack_eight(const uint32_t* pairs, const RowGrid& grid) {
-  float x[8];
+// Four registers of both rows.
+template <bool kKey0, bool kKey1>
+__device__ __forceinline__ void pack_both(const uint32_t* row0, const uint32_t* row1,
+                                          const RowGrid (&grids)[2], uint32_t& chunk0,
+                                          uint32_t& chunk1) {
+  chunk0 = 0U - pack_base(kKey0), chunk1 = 0U - pack_base(kKey1);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    x[2 * i] = ptx::bf16_low(pairs[i]);
-    x[2 * i + 1] = ptx::bf16_high(pairs[i]);
+    const float x[4] = {ptx::bf16_low(row0[i]), ptx::bf16_high(row0[i]), ptx::bf16_low(row1[i]),
+                        ptx::bf16_high(row1[i])};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      chunk0 += code_bits(x[e], grids[0]) * (1U << pack_shift(kKey0, 2 * i + e));
+      chunk1 += code_bits(x[2 + e], grids[1]) * (1U << pack_shift(kKey1, 2 * i + e));
+    }
   }
-  return pack_eight<kKey>(x, grid);
 }
 
 // --- placing: chunks[r][block] are the codes of dims 32 block + 8 t .. + 7 of row g + 8 r, packed
