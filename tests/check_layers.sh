@@ -45,5 +45,9 @@ $found"
 long=$(find lib kernels tools tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs wc -l | awk '$2 != "total" && $1 > 400 {print $2 ": " $1 " lines"}')
 [ -z "$long" ] || report "files are at most 400 lines:
 $long"
+# ctest would cut such a name in two that run nothing and pass.
+found=$(grep -rnE 'TEST_CASE\("[^"]*;' tests --include='*.cpp' || true)
+[ -z "$found" ] || report "no semicolon in the name of a test:
+$found"
 [ "$bad" = 0 ] && echo "layers: ok"
 exit "$bad"

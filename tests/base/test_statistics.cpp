@@ -17,7 +17,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-TEST_CASE("sums give mean, deviation and standard error; merging equals adding") {
+TEST_CASE("sums give mean, deviation and standard error, merging equals adding") {
   const std::vector<double> points{22. / 30, 22. / 30, 22. / 30, 23. / 30, 23. / 30};
   const Sums sums = sums_of(points);
   CHECK(*sums.mean() * 100 == Approx(74.67).margin(0.005));

@@ -181,7 +181,7 @@ TEST_CASE("metrics are the weighted second moments of the queries and merge") {
   }
 }
 
-TEST_CASE("metrics do not depend on the thread count; short sequences leave nothing") {
+TEST_CASE("metrics do not depend on the thread count, short sequences leave nothing") {
   const HeadGeometry geometry{4, 2, 64};
   const Sample sample(geometry, 400);
   const auto energy = std::make_shared<const OutputEnergy>(sample.energy);

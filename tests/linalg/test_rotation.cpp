@@ -116,7 +116,7 @@ TEST_CASE("all nine compositions") {
   CHECK_THROWS_WITH(parse_composition("rhp"), Contains("h_pbr_r"));
 }
 
-TEST_CASE("a sign pattern multiplies the eigenvectors; block form for other widths") {
+TEST_CASE("a sign pattern multiplies the eigenvectors, block form for other widths") {
   constexpr size_t kDim = 12;
   const TensorD u = eigen_symmetric(random_covariance(11, kDim, 50), "test").vectors;
   std::vector<int8_t> signs(kDim, 1);

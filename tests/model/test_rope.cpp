@@ -192,7 +192,7 @@ TEST_CASE("undoing RoPE returns the rows, whatever the variant", "[rope]") {
   }
 }
 
-TEST_CASE("RoPE constants survive their text; damaged texts are refused", "[rope]") {
+TEST_CASE("RoPE constants survive their text, damaged texts are refused", "[rope]") {
   RopeConfig rope{.theta = 5e5, .rotary_dim = 8, .scaling = "llama3", .factor = 32.0};
   rope.original_context_length = 8192;
   rope.attention_factor = 1.0 / 3;

@@ -54,7 +54,7 @@ void check_near(const TensorF& actual, const TensorF& expected, double tolerance
 
 }  // namespace
 
-TEST_CASE("shards of moments make the bundle of one run; what does not fit is refused", "[model]") {
+TEST_CASE("shards of moments make the bundle of one run, what does not fit is refused", "[model]") {
   SKIP_UNLESS(demo_model() && demo_text("emma"), "the demo model is not in the cache folder");
   const TemporaryFolder folder;
   const auto bundle = [&](const std::string& stem, const std::string& recipe) {
