@@ -1,31 +1,10 @@
 #include "tools/calibrate_recipe.h"
 
-#include <charconv>
 #include <cmath>
 
 #include "base/error.h"
 
 namespace oscar {
-namespace {
-
-std::vector<double> parse_factors(const std::string& text) {
-  std::vector<double> factors;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find('/', begin), text.size());
-    double factor = 0.0;
-    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, factor);
-    OSCAR_CHECK(
-        error == std::errc{} && stop == text.data() + end && factor >= 0.1 && factor <= 10.0,
-        "--multipliers: expected factors from 0.1 to 10 joined by slashes, for example "
-        "0.9/1/1.1, got \"",
-        text, "\"");
-    factors.push_back(factor);
-    begin = end + 1;
-  }
-  return factors;
-}
-
-}  // namespace
 
 RecipeOptions chosen_recipe(const CalibrateCommand& options, const std::string& name) {
   RecipeOptions recipe = recipe_options(name);
@@ -47,8 +26,14 @@ RecipeOptions chosen_recipe(const CalibrateCommand& options, const std::string& 
   if (options.keep_rotation) recipe.decide_rotation = false;
   if (options.sign_patterns >= 0) recipe.sign_patterns = options.sign_patterns;
   if (recipe.key_metric != KeyMetric::kNone)
-    for (const std::string& set : options.multiplier_sets)
-      recipe.multiplier_sets.push_back(parse_factors(set));
+    for (const std::string& text : options.multiplier_sets) {
+      const auto set = parse_multipliers(text);
+      OSCAR_CHECK(set.has_value(),
+                  "--multipliers: expected factors from 0.1 to 10 joined by slashes, for example "
+                  "0.9/1/1.1, got \"",
+                  text, "\"");
+      recipe.multiplier_sets.push_back(*set);
+    }
   return recipe;
 }
 

@@ -24,7 +24,11 @@ Json embedded(const std::string& text) {
   return json.is_discarded() ? Json(text) : json;
 }
 
-// The attributes that captures and bundles share.
+Json document_of(const std::string& path, const char* format) {
+  return {{"file", path}, {"format", format}, {"bytes", std::filesystem::file_size(path)}};
+}
+
+// The attributes that all of them share.
 template <class Info>
 void add_provenance(Json& document, const Info& info) {
   document["model_architecture"] = info.model_architecture;
@@ -37,6 +41,16 @@ void add_provenance(Json& document, const Info& info) {
   document["num_heads"] = info.num_heads;
   document["num_kv_heads"] = info.num_kv_heads;
   document["rope_theta"] = info.rope_theta;
+}
+
+// A row of the table of tensors; nothing for one that is absent.
+template <class T>
+void add_tensor(Json& tensors, const std::string& name, const T& tensor, const char* type) {
+  if (tensor.empty()) return;
+  tensors.push_back({{"name", name},
+                     {"type", type},
+                     {"shape", tensor.shape},
+                     {"bytes", tensor.size() * sizeof(tensor.values[0])}});
 }
 
 // The contest of a layer, one row a side and head: the attention-output error of every candidate.
@@ -68,10 +82,7 @@ void add_contest(Json& table, int64_t layer, const Json& held_out) {
 std::string describe_capture(const std::string& path) {
   const CaptureReader capture(path);
   const CaptureInfo& info = capture.info();
-  Json document;
-  document["file"] = path;
-  document["format"] = "oscar-capture";
-  document["bytes"] = std::filesystem::file_size(path);
+  Json document = document_of(path, "oscar-capture");
   add_provenance(document, info);
   const size_t tokens = capture.token_ids().size();
   document["tokens"] = tokens;
@@ -108,10 +119,7 @@ std::string describe_capture(const std::string& path) {
 std::string describe_bundle(const std::string& path) {
   const Bundle bundle = read_bundle(path);
   const BundleInfo& info = bundle.info;
-  Json document;
-  document["file"] = path;
-  document["format"] = "oscar-bundle";
-  document["bytes"] = std::filesystem::file_size(path);
+  Json document = document_of(path, "oscar-bundle");
   document["recipe"] = info.recipe;
   add_provenance(document, info);
   document["value_head_dim"] = info.value_head_dim;
@@ -123,11 +131,7 @@ std::string describe_bundle(const std::string& path) {
        held_out = Json::array(), contest = Json::array();
   for (const auto& [id, layer] : bundle.layers) {
     const auto add = [&, layer_id = id](const char* name, const auto& tensor, const char* type) {
-      if (tensor.empty()) return;
-      tensors.push_back({{"name", cat("layers/", layer_id, "/", name)},
-                         {"type", type},
-                         {"shape", tensor.shape},
-                         {"bytes", tensor.size() * sizeof(tensor.values[0])}});
+      add_tensor(tensors, cat("layers/", layer_id, "/", name), tensor, type);
     };
     add("k_rotation", layer.k_rotation, "f32");
     add("v_rotation", layer.v_rotation, "f32");
@@ -169,10 +173,7 @@ std::string describe_bundle(const std::string& path) {
 std::string describe_moments(const std::string& path) {
   const MomentsReader moments(path);
   const MomentsInfo& info = moments.info();
-  Json document;
-  document["file"] = path;
-  document["format"] = "oscar-moments";
-  document["bytes"] = std::filesystem::file_size(path);
+  Json document = document_of(path, "oscar-moments");
   add_provenance(document, info);
   document["kv_heads_in_file"] =
       cat(info.first_kv_head, " to ", info.first_kv_head + info.local_kv_heads - 1);
@@ -191,11 +192,7 @@ std::string describe_moments(const std::string& path) {
   for (const int64_t id : moments.layers()) {
     const MomentsLayer layer = moments.read(id);
     const auto add = [&](const std::string& name, const auto& tensor, const char* type) {
-      if (tensor.empty()) return;
-      tensors.push_back({{"name", cat("layers/", id, "/", name)},
-                         {"type", type},
-                         {"shape", tensor.shape},
-                         {"bytes", tensor.size() * sizeof(tensor.values[0])}});
+      add_tensor(tensors, cat("layers/", id, "/", name), tensor, type);
     };
     for (const auto& [name, moment] : layer.sums) add(name, moment.sum, "f64");
     add("weight_sums", layer.weight_sums, "f64");

@@ -48,13 +48,6 @@ Paired paired(const std::vector<double>& a, const std::vector<double>& b, double
   return result;
 }
 
-// "0.9/1/1.1", as arms name sets.
-std::string factors_text(const std::vector<double>& factors) {
-  std::string text;
-  for (const double factor : factors) text += cat(text.empty() ? "" : "/", factor);
-  return text;
-}
-
 std::shared_ptr<const EncoderMetric> encoder_metric(const TensorF& metric, size_t head,
                                                     const float* rotation) {
   const size_t dim = metric.extent(1);
@@ -183,7 +176,7 @@ class HeadDecider {
     HeadDecision& decision = outcome.decision;
     const ContestError own = best;
     const auto add = [&](const ContestError& measured, const Paired& difference) {
-      decision.multipliers.push_back({factors_text(stored.codec.feedback.multipliers),
+      decision.multipliers.push_back({multipliers_text(stored.codec.feedback.multipliers),
                                       energy > 0.0 ? measured.sum() / energy : 0.0,
                                       difference.difference, difference.standard_error});
     };

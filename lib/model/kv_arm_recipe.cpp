@@ -165,17 +165,11 @@ MetaFormat parse_meta(const Suffix& suffix) {
 }
 
 // A number names a set for the clip start; factors may be listed.
-std::vector<double> parse_multipliers(const Suffix& suffix) {
+std::vector<double> multipliers_of(const Suffix& suffix) {
   if (suffix.value.find_first_of("./") != std::string::npos) {
-    std::vector<double> factors;
-    for (size_t begin = 0; begin <= suffix.value.size();) {
-      const size_t end = std::min(suffix.value.find('/', begin), suffix.value.size());
-      factors.push_back(
-          Suffix{suffix.arm, suffix.text, suffix.key, suffix.value.substr(begin, end - begin)}
-              .number(0.1, 10.0));
-      begin = end + 1;
-    }
-    return factors;
+    const auto set = parse_multipliers(suffix.value);
+    if (!set) suffix.refuse(suffix.key + "=factors from 0.1 to 10, such as 0.9/1/1.15");
+    return *set;
   }
   switch (suffix.integer(1, 5)) {
     case 1:
@@ -234,11 +228,11 @@ const std::map<std::string, SideChange>& side_suffixes() {
        [](SideRecipe& s, const Suffix& x) { s.codec.feedback.refits = x.integer(0, 16); }},
       {"refit-multipliers",
        [](SideRecipe& s, const Suffix& x) {
-         s.codec.feedback.refit_multipliers = parse_multipliers(x);
+         s.codec.feedback.refit_multipliers = multipliers_of(x);
        }},
       {"multipliers",
        [](SideRecipe& s, const Suffix& x) {
-         s.codec.feedback.multipliers = parse_multipliers(x);
+         s.codec.feedback.multipliers = multipliers_of(x);
          s.multipliers_where_decided = false;
        }},
       {"trellis",

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,10 @@ struct FeedbackOptions {
 // The encoder of recipe `best`: grid start, four multipliers (around the grid's range a narrow set
 // suffices), one refit, two sweeps. `light` and `lean` have the defaults above.
 FeedbackOptions best_feedback();
+// A set of multipliers as arms and options name it, "0.9/1/1.1", factors from 0.1 to 10; nothing
+// when the text is no such set.
+std::optional<std::vector<double>> parse_multipliers(const std::string& text);
+std::string multipliers_text(const std::vector<double>& multipliers);
 enum class GainRule : uint8_t {
   kNone,
   kPlain,

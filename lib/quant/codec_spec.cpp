@@ -1,4 +1,6 @@
 // Checks of a codec specification and its nominal size.
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "base/error.h"
@@ -105,6 +107,26 @@ double nominal_bits(const CodecSpec& spec) {
   const int group = spec.group == 0 ? spec.head_dim : spec.group;
   return static_cast<double>(spec.bits) +
          static_cast<double>(meta_values(spec.meta) * meta_bits(spec.meta)) / group;
+}
+
+std::optional<std::vector<double>> parse_multipliers(const std::string& text) {
+  std::vector<double> multipliers;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('/', begin), text.size());
+    double factor = 0.0;
+    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, factor);
+    if (error != std::errc{} || stop != text.data() + end || !(factor >= 0.1 && factor <= 10.0))
+      return std::nullopt;
+    multipliers.push_back(factor);
+    begin = end + 1;
+  }
+  return multipliers;
+}
+
+std::string multipliers_text(const std::vector<double>& multipliers) {
+  std::string text;
+  for (const double factor : multipliers) text += cat(text.empty() ? "" : "/", factor);
+  return text;
 }
 
 std::string describe(const EncodeStats& stats) {

@@ -4,33 +4,13 @@
 #include "io/hdf5_file.h"
 #include "io/moments_file.h"
 #include "support/paths.h"
+#include "support/small_moments.h"
 
 using namespace oscar;
 using namespace oscar_test;
 using Catch::Contains;
 
 namespace {
-
-MomentsInfo small_info() {
-  MomentsInfo info;
-  info.model_architecture = "llama";
-  info.model_sha256 = std::string(64, 'a');
-  info.compute = "bf16";
-  info.output_projection = "model";
-  info.head_dim = 4;
-  info.num_layers = 3;
-  info.num_heads = 8;
-  info.num_kv_heads = 4;
-  info.first_kv_head = 2;
-  info.local_kv_heads = 2;
-  info.rope_theta = 1e5;
-  info.sink = 8;
-  info.recent = 16;
-  info.sequences = {{0, 100, 50, 50}, {1, -1, 60, 20}};
-  info.sequences_complete = 2;
-  info.token_fingerprints = {-5, 3, 9};
-  return info;
-}
 
 MomentsLayer small_layer() {
   MomentsLayer layer;
@@ -59,7 +39,7 @@ void write_file(const std::string& path, const MomentsInfo& info, const MomentsL
 TEST_CASE("moments come back bit for bit") {
   TemporaryFolder folder;
   const std::string path = folder / "m.h5";
-  const MomentsInfo info = small_info();
+  const MomentsInfo info = small_moments();
   MomentsLayer layer = small_layer();
   layer.sums["queries"].sum.values[5] = 0.1 + 0.2;
   write_file(path, info, layer);
@@ -88,16 +68,16 @@ TEST_CASE("moments come back bit for bit") {
 
 TEST_CASE("a moments file that is not finished does not appear") {
   TemporaryFolder folder;
-  { MomentsWriter writer(folder / "m.h5", small_info()); }
+  { MomentsWriter writer(folder / "m.h5", small_moments()); }
   CHECK(std::filesystem::is_empty(folder.path()));
-  CHECK_THROWS_WITH(MomentsWriter("/nonexistent/m.h5", small_info()), Contains("/nonexistent"));
+  CHECK_THROWS_WITH(MomentsWriter("/nonexistent/m.h5", small_moments()), Contains("/nonexistent"));
 }
 
 TEST_CASE("hostile moments files are refused by name") {
   TemporaryFolder folder;
   const std::string path = folder / "m.h5";
   const auto refuse_info = [&](auto change, const std::string& expected) {
-    MomentsInfo info = small_info();
+    MomentsInfo info = small_moments();
     change(info);
     write_file(path, info, small_layer());
     CHECK_THROWS_WITH(MomentsReader(path), Contains("m.h5") && Contains(expected));
@@ -113,7 +93,7 @@ TEST_CASE("hostile moments files are refused by name") {
   const auto refuse_layer = [&](auto change, const std::string& expected) {
     MomentsLayer layer = small_layer();
     change(layer);
-    write_file(path, small_info(), layer);
+    write_file(path, small_moments(), layer);
     const MomentsReader reader(path);
     CHECK_THROWS_WITH(reader.read(1), Contains("m.h5") && Contains(expected));
   };
@@ -135,7 +115,7 @@ TEST_CASE("hostile moments files are refused by name") {
       },
       "held_out_k has 5 tokens, held_out_v 4");
   refuse_layer([](MomentsLayer& l) { l.output_energy = TensorD({2, 4, 4}, 1.0); }, "output_energy");
-  write_file(path, small_info(), small_layer());
+  write_file(path, small_moments(), small_layer());
   std::filesystem::resize_file(path, 3000);
   CHECK_THROWS_WITH(MomentsReader(path), Contains("m.h5"));
   CHECK_THROWS_WITH(MomentsReader(folder / "none.h5"), Contains("none.h5"));

@@ -147,3 +147,15 @@ TEST_CASE("codec: groups over tokens, bytes of a small block", "[quant]") {
   bad[9] = HUGE_VALF;
   CHECK_THROWS_WITH(oscar_test::round_trip(spec, bad), Catch::Contains("row 2"));
 }
+
+TEST_CASE("sets of multipliers are read and written as arms name them") {
+  CHECK(oscar::parse_multipliers("0.9/1/1.1") == std::vector<double>{0.9, 1.0, 1.1});
+  CHECK(oscar::parse_multipliers("0.1/10") == std::vector<double>{0.1, 10.0});
+  for (const char* text :
+       {"", "/", "1/", "/1", "0.9//1", "0.09", "10.1", "nan", "1e", "0.9,1", "-1", " 1"}) {
+    INFO(text);
+    CHECK_FALSE(oscar::parse_multipliers(text).has_value());
+  }
+  CHECK(oscar::multipliers_text({0.85, 1.0, 1.15}) == "0.85/1/1.15");
+  CHECK(oscar::multipliers_text({}).empty());
+}

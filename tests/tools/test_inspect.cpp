@@ -9,6 +9,7 @@
 #include "io/results.h"
 #include "io/sha256.h"
 #include "support/paths.h"
+#include "support/small_moments.h"
 #include "support/tiny_model.h"
 #include "tools/inspect.h"
 
@@ -124,20 +125,7 @@ TEST_CASE("a capture", "[inspect]") {
 TEST_CASE("a moments file", "[inspect]") {
   const TemporaryFolder folder;
   const std::string path = (folder / "m.h5").string();
-  MomentsInfo info;
-  info.model_architecture = "llama";
-  info.compute = "bf16";
-  info.output_projection = "model";
-  info.head_dim = 4;
-  info.num_layers = 3;
-  info.num_heads = 8;
-  info.num_kv_heads = 4;
-  info.first_kv_head = 2;
-  info.local_kv_heads = 2;
-  info.rope_theta = 1e5;
-  info.sink = 8;
-  info.recent = 16;
-  info.sequences = {{0, 100, 50, 50}, {1, -1, 60, 20}};
+  MomentsInfo info = oscar_test::small_moments();
   info.sequences_complete = 1;
   MomentsLayer layer;
   layer.sums["queries"] = {TensorD({2, 4, 4}, 0.1), 140.0};
