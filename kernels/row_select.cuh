@@ -107,25 +107,36 @@ __device__ __forceinline__ float kth_largest(const float (&x)[N], int rank) {
 
 // --- sixteen rows of bf16 values, rows g and g + 8 in the quad g, pairs of values a register ---
 
+// Adds the ones that `compare(row, pair)` yields (two a register) over the rows g and g + 8 of the
+// quad: products with a matrix of ones, by `product(sums, a0, a1, a2, a3)`.
+template <int N, class Compare, class Product>
+__device__ __forceinline__ void add_ones(const Compare& compare, const Product& product,
+                                         float (&counts)[2]) {
+  float sums[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < N; i += 2)
+    product(sums[i / 2 % 2], compare(0, i), compare(1, i), compare(0, i + 1), compare(1, i + 1));
+  counts[0] = sums[0][0] + sums[1][0];
+  counts[1] = sums[0][2] + sums[1][2];
+}
+
 // Elements of the rows g and g + 8 (magnitudes) that are at or above the (duplicated) bf16 keys.
-// The comparisons yield ones, a tensor-core product with a matrix of ones adds them over the quad.
 template <int N>
 __device__ __forceinline__ void count_at_least(const uint32_t (&pairs)[2][N],
                                                const uint32_t (&keys)[2], float (&counts)[2]) {
   constexpr uint32_t kOnes = 0x3F803F80U;
-  float sums[2][4] = {};
   const auto compare = [&](int row, int i) {
     const auto value = *reinterpret_cast<const __nv_bfloat162*>(&pairs[row][i]);
     const auto key = *reinterpret_cast<const __nv_bfloat162*>(&keys[row]);
     const __nv_bfloat162 found = __hge2(value, key);
     return *reinterpret_cast<const uint32_t*>(&found);
   };
-#pragma unroll
-  for (int i = 0; i < N; i += 2)
-    ptx::mma_bf16(sums[i / 2 % 2], compare(0, i), compare(1, i), compare(0, i + 1),
-                  compare(1, i + 1), kOnes, kOnes);
-  counts[0] = sums[0][0] + sums[1][0];
-  counts[1] = sums[0][2] + sums[1][2];
+  add_ones<N>(
+      compare,
+      [](float(&sums)[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+        ptx::mma_bf16(sums, a, b, c, d, kOnes, kOnes);
+      },
+      counts);
 }
 
 // The same on the FMA pipe, which has room where the ALU has none: the bits of bf16 magnitudes are
@@ -137,18 +148,17 @@ __device__ __forceinline__ void count_above(const uint32_t (&pairs)[2][N],
                                             const __half2 (&scales)[2], const __half2 (&offsets)[2],
                                             float (&counts)[2]) {
   constexpr uint32_t kOnes = 0x3C003C00U;
-  float sums[2][4] = {};
   const auto compare = [&](int row, int i) {
     const auto value = *reinterpret_cast<const __half2*>(&pairs[row][i]);
     const __half2 found = __hfma2_sat(value, scales[row], offsets[row]);
     return *reinterpret_cast<const uint32_t*>(&found);
   };
-#pragma unroll
-  for (int i = 0; i < N; i += 2)
-    ptx::mma_fp16(sums[i / 2 % 2], compare(0, i), compare(1, i), compare(0, i + 1),
-                  compare(1, i + 1), kOnes, kOnes);
-  counts[0] = sums[0][0] + sums[1][0];
-  counts[1] = sums[0][2] + sums[1][2];
+  add_ones<N>(
+      compare,
+      [](float(&sums)[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+        ptx::mma_fp16(sums, a, b, c, d, kOnes, kOnes);
+      },
+      counts);
 }
 
 // The ranks[r]-th largest of the rows' magnitudes, exactly; top: largest key (upper 16 bits) of the
